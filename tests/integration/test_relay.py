@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace import trainer
+from headrace.cli.main import EXIT_USER_ERROR
 from headrace.errors import NotFoundError, UserError
 from headrace.trainer.loading.relay import is_relayed, num_callers
 
@@ -175,3 +177,14 @@ def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_RELAY", "yes")
     with pytest.raises(UserError, match="HEADRACE_RELAY is 'yes'"):
         is_relayed()
+
+
+def test_it_is_refused_before_a_job_is_submitted(calm: Any, spec: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_RELAY", "2")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(json.loads(spec("never-submitted").to_json())))
+    command = [sys.executable, "-m", "headrace.cli", "train", "--endpoint", calm.endpoint, "--submit", str(tmp_path / "job.yaml")]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert refused.returncode == EXIT_USER_ERROR
+    assert "HEADRACE_RELAY is '2'" in refused.stderr
+    with calm.client() as client:
+        assert "never-submitted" not in {status.job for status in client.jobs()}

@@ -51,6 +51,12 @@ def is_relayed() -> bool:
     return asked == "1" if asked else int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
 
 
+def check_relay() -> None:
+    """Raise UserError where the ranks of this host cannot be told whether to share a relay, or could not have one."""
+    if is_relayed():
+        _private_folder()
+
+
 def num_callers(num_ranks: int) -> int:
     """Return how many streams the ranks of a job have to the reorder service: one each, or one for those of a host."""
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if is_relayed() else 1
