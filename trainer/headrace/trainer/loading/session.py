@@ -121,20 +121,39 @@ class SessionClient:
         """Open a new session in place of the one with id `lost`, trying for `timeout_s`; then raises UnavailableError.
 
         Threads that lost the same session share one new session. Commits that other ranks had not completed are sent again, as
-        a restarted service has forgotten them. Raises ConflictError where the service's store has lost commits.
+        a restarted service has forgotten them: until then the service may lose the new session as well, and another is opened.
+        Raises ConflictError where the service's store has lost commits.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (unsettled := self._replace(lost, deadline - time.monotonic())) is not None:
+            lost = self._session
+            try:
+                for request in unsettled:
+                    self._answer_to(request, deadline)
+                return
+            except NotFoundError as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise UnavailableError(
+                        f"for {timeout_s:g} s {self.endpoint} knew none of the sessions that it opened for rank {self._rank} of "
+                        f"job {self.job!r}: does it lead to several reorder services that do not share a store?"
+                    ) from err
+                self._pause(RETRY_S)
+
+    def _replace(self, lost: str, timeout_s: float) -> list[sessions_pb2.CommitRequest] | None:
+        """Open a session in place of `lost`, and return the commits to send in it; None where another thread has opened one.
+
+        Raises as `_open`, and ConflictError where the service's store has lost commits.
         """
         with self._lock:
             if self._session != lost:
-                return
+                return None
             self._pause(0.0)  # the other ranks have lost it at the same moment
             next_step = self._open((), timeout_s, self._generation).next_step
             if next_step < self._durable:
                 self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
                 raise self._lost
             self._settle(before=next_step)
-            unsettled = list(self._unsettled.values())
-        for request in unsettled:
-            self._send_commit(request, wait=False)
+            return list(self._unsettled.values())
 
     def _open(self, states: Sequence[LoaderState], timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """Open a session, waiting up to `timeout_s`. `generation`: that of the session which the new one continues.
@@ -267,23 +286,19 @@ class SessionClient:
         """
         asked = sessions_pb2.CommitRequest(wait=wait)
         asked.MergeFrom(request)
-        away_s, missed_s = time.monotonic() + AWAY_TIMEOUT_S, time.monotonic() + MISSING_TIMEOUT_S
+        missed_s = time.monotonic() + MISSING_TIMEOUT_S
         throttle = LogThrottle(REMIND_S)
         while True:
             session = self._session
             try:
-                reply = self._call(self._stub.Commit, asked)
-            except (NotFoundError, UnavailableError) as err:
-                if time.monotonic() > away_s or self._closed.is_set():
+                reply = self._answer_to(asked, time.monotonic() + AWAY_TIMEOUT_S)
+            except NotFoundError as err:
+                if time.monotonic() > missed_s or self._closed.is_set():
                     raise
-                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
-                if isinstance(err, NotFoundError):
-                    self.reopen(session, AWAY_TIMEOUT_S)
+                log.warning("commit of step=%d failed (%s); opening a new session", request.step, err)
+                self.reopen(session, AWAY_TIMEOUT_S)
                 self._pause(RETRY_S)
                 continue
-            if reply.committed:
-                with self._lock:
-                    self._settle(before=request.step + 1)
             if reply.committed or not wait:
                 return bool(reply.committed)
             words = f"job={self.job} step={request.step} missing={','.join(map(str, reply.missing))}"
@@ -291,8 +306,26 @@ class SessionClient:
                 raise UnavailableError(f"other ranks have not committed the step: {words}")
             if throttle.is_due(words, time.monotonic()):
                 log.info("waiting for other ranks to commit %s", words)
-            away_s = time.monotonic() + AWAY_TIMEOUT_S
             self._pause(RETRY_S)
+
+    def _answer_to(self, request: sessions_pb2.CommitRequest, deadline: float) -> sessions_pb2.CommitReply:
+        """Return the service's answer to a commit; where the service is away, send it again until `deadline` (monotonic clock).
+
+        Raises NotFoundError where the service does not know the session.
+        """
+        while True:
+            try:
+                reply: sessions_pb2.CommitReply = self._call(self._stub.Commit, request)
+            except UnavailableError as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise
+                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
+                self._pause(RETRY_S)
+                continue
+            if reply.committed:
+                with self._lock:
+                    self._settle(before=request.step + 1)
+            return reply
 
     def leave(self) -> None:
         """End the session. The client stays usable: `open` begins another one."""
