@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,6 +145,48 @@ def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: 
         trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()
     with pytest.raises(NotFoundError, match="no job 'nobody'"):
         trainer.connect(calm.endpoint, job="nobody").open()
+
+
+RELAYING_PROCESS = """
+import sys
+from headrace.trainer.loading.relay import RelayPlace, _SERVING
+for endpoint in sys.argv[1:]:
+    assert RelayPlace(endpoint, "").is_answering()
+print(len(_SERVING), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def relaying(*endpoints: str) -> Iterator[int]:
+    """A process that asks for the host's relay of each endpoint; yields of how many it is the relay. It is killed at the end."""
+    command = [sys.executable, "-c", RELAYING_PROCESS, *endpoints]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_of_relays_that_are_over_no_file_is_left_when_another_one_begins(temporary: Path) -> None:
+    def sockets() -> set[str]:
+        return {path.name for path in (temporary / f"headrace-{os.getuid()}").iterdir()} - {"locks"}
+
+    with relaying("host:1", "host:2") as count:
+        assert count == 2
+        killed = sockets()
+        assert len(killed) == 2
+        with relaying("host:3") as count:
+            assert count == 1
+            (third,) = sockets() - killed
+            assert killed < sockets(), "they are served"
+            with relaying("host:1", "host:3") as count:
+                assert count == 0, "both have a relay"
+    with relaying("host:1") as count:
+        assert count == 1
+        assert third not in sockets()
+        assert len(sockets()) == 1
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o755), Path.touch, lambda path: path.symlink_to("/tmp")])
