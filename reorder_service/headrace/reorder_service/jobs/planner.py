@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -129,9 +130,23 @@ class Planner:
             ),
         )
 
-    async def _in_worker_thread(self, work: Callable[..., _T], *args: Any) -> _T:
-        async with self._store.fatal_jobs.guard_planning(self._job):
-            return await asyncio.to_thread(work, *args)
+    async def _in_worker_thread(self, work: Callable[..., _T], *args: Any, most_s: float | None = None) -> _T:
+        """Do some work in a worker thread. Raises TimeoutError where the thread takes longer than `most_s`; None: no limit.
+
+        What the work waits for before, a careful leader's turn or a thread that is free, takes as long as other jobs do.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._store.fatal_jobs.guard_planning(self._job), asyncio.timeout(None) as limit:
+
+            def begin() -> None:
+                with contextlib.suppress(RuntimeError):  # nobody waits for the work any more
+                    limit.reschedule(None if most_s is None else loop.time() + most_s)
+
+            def do() -> _T:
+                loop.call_soon_threadsafe(begin)
+                return work(*args)
+
+            return await asyncio.to_thread(do)
 
     async def _recall(self, step: PlannedStep) -> bool:
         """Fill in what the store knows of the step's samples, and return whether it knows them."""
@@ -179,8 +194,7 @@ class Planner:
         cannot be ended, then works on beside the other jobs until it is done.
         """
         try:
-            async with asyncio.timeout(MOST_PLANNING_S):
-                return await self._in_worker_thread(work, *args)
+            return await self._in_worker_thread(work, *args, most_s=MOST_PLANNING_S)
         except TimeoutError as err:
             raise JobFailedError(
                 f"planning step {step.index} of job {self._job!r} takes more than {MOST_PLANNING_S:g} s: lower global_batch or "
