@@ -101,7 +101,7 @@ class JobRun:
             if self.cursor.state == "FAILED":
                 await self._store.set_state(self.name, "INDEXING")
                 self.cursor.state, self.cursor.message, self._order_error = "INDEXING", "", ""
-                self.cursor.steps.clear()
+                self.cursor.drop_steps()
                 self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))
                 self._ready.clear()
                 log.info("resubmitted %s", pairs(job=self.name, step=self.cursor.committed))
@@ -171,7 +171,7 @@ class JobRun:
             await change
             record = await self._store.load_job(self.name)
             self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
-            self.cursor.steps.clear()
+            self.cursor.drop_steps()
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
             self.planned_spec = planned_spec(record)
