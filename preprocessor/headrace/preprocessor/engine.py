@@ -395,6 +395,6 @@ def _shards(messages: Iterable[Shard]) -> Iterator[tuple[int, ShardInfo]]:
 async def _send_reports(stream: grpc.aio.StreamStreamCall, outbox: Outbox[FleetReport]) -> None:
     """Send all reports that are put into the outbox, until the outbox or the stream ends."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # `_listen` gets the reason
-        async for reports in outbox.batches():
+        async for reports in outbox.batches(FleetReport.ByteSize):
             await stream.write(FleetReports(reports=reports))
         await stream.done_writing()
