@@ -39,6 +39,7 @@ class Wire:
         self._is_cut = False
         self.num_bytes = 0
         """That came back, over all connections."""
+        self.num_bytes_forth = 0
         self.num_faults = 0
         self._listener = socket.create_server(listen)
         self._lock = threading.Lock()  # of the sockets
@@ -93,7 +94,10 @@ class Wire:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
                 num_bytes += len(data)
-                self.num_bytes += len(data) if faulty else 0
+                if faulty:
+                    self.num_bytes += len(data)
+                else:
+                    self.num_bytes_forth += len(data)
                 if faulty and self._cut_after_bytes is not None and num_bytes > self._cut_after_bytes:
                     self.num_faults += 1
                     break

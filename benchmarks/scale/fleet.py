@@ -78,7 +78,7 @@ class LightPreprocessor:
 
     async def _drain(self) -> AsyncIterator[fleet_pb2.FleetReports]:
         async for reports in self._reports.batches():
-            if monotonic() > self._beaten_s + self._heartbeat_s / 2:  # as headrace.preprocessor.reports does
+            if monotonic() > self._beaten_s + self._heartbeat_s / 2:  # as headrace.preprocessor.reporting does
                 reports.append(self._heartbeat())
             yield fleet_pb2.FleetReports(reports=reports)
 

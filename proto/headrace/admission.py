@@ -34,11 +34,15 @@ _OPEN = "/grpc.health."  # open to all: container engines probe it without a tok
 MIB = 1 << 20
 MAX_REQUEST_BYTES = 1 * MIB  # of a request, except for the methods in _MOST_BYTES
 _MOST_BYTES = {
-    "/headrace.v1.Fleet/Work": 64 * MIB,  # up to hundreds of reports, each with probes of hundreds of samples or a page of shards
+    # Of release 0.1, which puts 256 reports into a message however large: pages of 64,000 shards with paths of 200 characters, or
+    # probes of 1,024 samples for each slot of 256. Later ones send some 1 MiB, or a single report: the damage in one shard.
+    "/headrace.v1.Fleet/Work": 32 * MIB,
     "/headrace.v1.Jobs/Submit": 8 * MIB,  # a spec with as many sources, and as long paths, as headrace.limits allows
-    "/headrace.v1.Sessions/Commit": 64 * MIB,  # names and reasons of refused samples, at worst a whole global batch
-    "/headrace.v1.Sessions/Relay": 64 * MIB,  # several commits
+    "/headrace.v1.Sessions/Commit": 32 * MIB,  # names and reasons of refused samples: 150,000 in one step of one rank
+    "/headrace.v1.Sessions/Relay": 32 * MIB,  # several commits
 }
+LARGEST_REQUEST_BYTES = max(_MOST_BYTES.values())
+"""What any method takes: gRPC itself refuses more before it has arrived, as it knows one limit for all methods of a server."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -94,7 +98,7 @@ def with_call_metadata(channel: grpc.Channel, token: str) -> grpc.Channel:
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """A server interceptor that refuses calls with a wrong token, another protocol version, or a request too large or malformed.
 
-    Calls refused for token or version are answered with an error message, and nothing of their request is decoded.
+    Calls refused for token or version are answered with an error message, and their request is not received.
     """
 
     def __init__(self, token: str) -> None:
@@ -107,7 +111,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or details.method.startswith(_OPEN):
             return handler
         if (refusal := self._refusal(dict(details.invocation_metadata))) is not None:
-            return _refused(handler, refusal)
+            return _refused(refusal)
         return _decoding(handler, _MOST_BYTES.get(details.method, MAX_REQUEST_BYTES)) if "headrace" in details.method else handler
 
     def _refusal(self, metadata: dict[str, Any]) -> HeadraceError | None:
@@ -130,13 +134,16 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return None
 
 
-def _refused(handler: Any, refusal: HeadraceError) -> Any:
-    """Return a handler of the same kind that aborts every call with `refusal`, and leaves requests as undecoded bytes."""
+def _refused(refusal: HeadraceError) -> Any:
+    """Return a handler that aborts every call with `refusal`, and takes nothing of its request.
 
-    async def refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
+    It is one of a stream, also in place of a unary method: gRPC would receive the whole request of that before it asks.
+    """
+
+    async def refuse(_requests: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(status_of(refusal), str(refusal))
 
-    return _handler(handler, refuse, None)
+    return grpc.stream_stream_rpc_method_handler(refuse)
 
 
 def _decoding(handler: Any, most_bytes: int) -> Any:
@@ -158,7 +165,7 @@ def _decoding(handler: Any, most_bytes: int) -> Any:
     return _handler(handler, act, decoded)
 
 
-def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] | None) -> Any:
+def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any]) -> Any:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

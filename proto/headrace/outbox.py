@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
 MAX_BATCH = 256  # items per message, which keeps it far below rpc.MAX_MESSAGE_BYTES
+MAX_BATCH_BYTES = 1 << 20  # per message, where items may be large: thousands of peers may be sending one at the same time
 
 _T = TypeVar("_T")
 
@@ -32,10 +34,22 @@ class Outbox(Generic[_T]):
         self._ended = True
         self._wake.set()
 
-    async def batches(self) -> AsyncIterator[list[_T]]:
-        """Yield the waiting items in order, at most MAX_BATCH at once, whenever there are some, until `end` is called."""
+    async def batches(self, num_bytes: Callable[[_T], int] | None = None) -> AsyncIterator[list[_T]]:
+        """Yield the waiting items in order, at most MAX_BATCH at once, whenever there are some, until `end` is called.
+
+        `num_bytes`: returns the size of an item; those of a batch then have no more than MAX_BATCH_BYTES together, unless there
+        is only one.
+        """
         while not (self._ended and not self._items):
             await self._wake.wait()
             self._wake.clear()
             while self._items:
-                yield [self._items.popleft() for _ in range(min(MAX_BATCH, len(self._items)))]
+                yield self._take(num_bytes)
+
+    def _take(self, num_bytes: Callable[[_T], int] | None) -> list[_T]:
+        """Return the next batch. There are items."""
+        count = min(MAX_BATCH, len(self._items))
+        if num_bytes is not None:
+            sums = itertools.accumulate(num_bytes(item) for item in itertools.islice(self._items, count))
+            count = max(1, sum(1 for _ in itertools.takewhile(lambda total: total <= MAX_BATCH_BYTES, sums)))
+        return [self._items.popleft() for _ in range(count)]

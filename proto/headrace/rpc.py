@@ -16,7 +16,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headrace.admission import Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
+from headrace.admission import LARGEST_REQUEST_BYTES, Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
 from headrace.cluster_token import cluster_token, validated_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.leader_channel import LeaderChannel, look_up_async
@@ -74,7 +74,6 @@ _LEADER_CONFIG = _SERVICE_CONFIG | {
     "healthCheckConfig": {"serviceName": JOBS},
 }
 _OPTIONS: list[tuple[str, Any]] = [
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -83,12 +82,17 @@ _OPTIONS: list[tuple[str, Any]] = [
 ]
 CHANNEL_OPTIONS = [
     *_OPTIONS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),  # default 30 s, too long to find a service that moved
 ]
 SERVER_OPTIONS = [
     *_OPTIONS,
+    ("grpc.max_receive_message_length", LARGEST_REQUEST_BYTES),
+    # A stream whose messages nobody reads yet is let send 64 KiB. With probing for the bandwidth it would soon be several MiB, of
+    # each of thousands of preprocessors while the service is busy; one message that is read comes as a whole either way.
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.so_reuseport", 0),  # a busy port must be an error, not a second listener that takes half of the calls
     ("grpc.http2.min_ping_interval_without_data_ms", 1_000),
     # All ranks of a job call at the same moment. Above 1,000 gRPC would begin to turn some of them away at random.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from headrace import trainer
+from headrace.cli.main import EXIT_USER_ERROR
 from headrace.errors import NotFoundError, UserError
 from headrace.trainer.loading.relay import is_relayed, num_callers
 
@@ -144,6 +147,48 @@ def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: 
         trainer.connect(calm.endpoint, job="nobody").open()
 
 
+RELAYING_PROCESS = """
+import sys
+from headrace.trainer.loading.relay import RelayPlace, _SERVING
+for endpoint in sys.argv[1:]:
+    assert RelayPlace(endpoint, "").is_answering()
+print(len(_SERVING), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def relaying(*endpoints: str) -> Iterator[int]:
+    """A process that asks for the host's relay of each endpoint; yields of how many it is the relay. It is killed at the end."""
+    command = [sys.executable, "-c", RELAYING_PROCESS, *endpoints]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_of_relays_that_are_over_no_file_is_left_when_another_one_begins(temporary: Path) -> None:
+    def sockets() -> set[str]:
+        return {path.name for path in (temporary / f"headrace-{os.getuid()}").iterdir()} - {"locks"}
+
+    with relaying("host:1", "host:2") as count:
+        assert count == 2
+        killed = sockets()
+        assert len(killed) == 2
+        with relaying("host:3") as count:
+            assert count == 1
+            (third,) = sockets() - killed
+            assert killed < sockets(), "they are served"
+            with relaying("host:1", "host:3") as count:
+                assert count == 0, "both have a relay"
+    with relaying("host:1") as count:
+        assert count == 1
+        assert third not in sockets()
+        assert len(sockets()) == 1
+
+
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(mode=0o755), Path.touch, lambda path: path.symlink_to("/tmp")])
 def test_what_is_no_folder_that_only_this_user_can_use_is_not_used(temporary: Path, make: Callable[[Path], None]) -> None:
     make(temporary / f"headrace-{os.getuid()}")
@@ -175,3 +220,14 @@ def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_RELAY", "yes")
     with pytest.raises(UserError, match="HEADRACE_RELAY is 'yes'"):
         is_relayed()
+
+
+def test_it_is_refused_before_a_job_is_submitted(calm: Any, spec: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADRACE_RELAY", "2")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(json.loads(spec("never-submitted").to_json())))
+    command = [sys.executable, "-m", "headrace.cli", "train", "--endpoint", calm.endpoint, "--submit", str(tmp_path / "job.yaml")]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60.0, check=False)
+    assert refused.returncode == EXIT_USER_ERROR
+    assert "HEADRACE_RELAY is '2'" in refused.stderr
+    with calm.client() as client:
+        assert "never-submitted" not in {status.job for status in client.jobs()}

@@ -48,7 +48,7 @@ from headrace.preprocessor.payload.part import DamagedPartError, Entry, PartStag
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
-from headrace.preprocessor.reports import Reports
+from headrace.preprocessor.reporting import Reports
 from headrace.preprocessor.sources import list_shards
 from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.tasks import Start, cancelled_at_exit, in_thread

@@ -34,6 +34,8 @@ class Orders(fleet_pb2_grpc.FleetServicer):
     def __init__(self) -> None:
         self.orders: asyncio.Queue[FleetOrder] = asyncio.Queue()
         self.reports: asyncio.Queue[FleetReport] = asyncio.Queue()
+        self.sizes: list[int] = []
+        """Bytes of each message of reports."""
 
     async def Work(  # noqa: N802
         self, messages: AsyncIterator[FleetReports], context: grpc.aio.ServicerContext
@@ -49,6 +51,7 @@ class Orders(fleet_pb2_grpc.FleetServicer):
 
     async def _read(self, messages: AsyncIterator[FleetReports]) -> None:
         async for message in messages:
+            self.sizes.append(message.ByteSize())
             for report in message.reports:
                 if report.WhichOneof("report") not in ("heartbeat", "goodbye"):
                     self.reports.put_nowait(report)

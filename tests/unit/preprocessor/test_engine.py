@@ -246,6 +246,23 @@ async def test_shards_are_listed_in_pages_with_the_vocabulary_on_the_last(
     assert [(page.more, page.HasField("vocabulary")) for page in pages] == [(True, False), (True, False), (False, True)]
 
 
+async def test_a_long_list_of_shards_is_sent_in_messages_of_bounded_size(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its pages wait to be sent at the same moment."""
+    monkeypatch.setattr("headrace.preprocessor.engine.PAGE_SHARDS", 2)
+    monkeypatch.setattr("headrace.outbox.MAX_BATCH_BYTES", 4_000)
+    for n in range(100):
+        (tmp_path / f"{n:0100}.jsonl").write_text("{}\n")
+    worker = await start()
+    spec = parse_spec({"name": "job", "sources": [{"path": str(tmp_path), "name": "s"}]})
+    worker.orders.orders.put_nowait(FleetOrder(job_opened=fleet_pb2.JobOpened(job="job", spec_json=spec.to_json())))
+    worker.orders.orders.put_nowait(FleetOrder(list_shards=fleet_pb2.ListShards(lease="list", job="job")))
+    pages = [await worker.orders.heard("shards_listed") for _ in range(50)]
+    assert sum(page.ByteSize() for page in pages) > 20_000
+    assert 2_000 < max(worker.orders.sizes) < 4_500, "a full message, and what protobuf adds to each report"
+
+
 async def test_a_job_that_cannot_be_opened_is_refused_by_its_orders_and_others_go_on(start: Start, tar: Path) -> None:
     """A spec of another release, say: the process, and what other jobs have there, must live through it."""
     worker = await start()

@@ -14,12 +14,16 @@ import grpc
 import pytest
 
 from headrace import rpc
-from headrace.admission import release
+from headrace.admission import LARGEST_REQUEST_BYTES, MIB, release
 from headrace.cluster_token import TOKEN, TOKEN_FILE, await_token_file, check_exposure, cluster_token, make_token_file
 from headrace.errors import UnauthenticatedError, UserError
 from headrace.limits import MAX_PATH, MAX_SOURCE_NAME, MAX_SOURCES
-from headrace.v1 import fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from headrace.manifest import PAGE_SHARDS
+from headrace.outbox import MAX_BATCH
+from headrace.v1 import common_pb2, fleet_pb2, fleet_pb2_grpc, jobs_pb2, jobs_pb2_grpc
+from tests.wire import Wire
 
+MOST_SAMPLES = 1024  # of a probe, in release 0.1
 SECRET = "s3cret-of-this-cluster"
 
 
@@ -47,11 +51,14 @@ class Fleet(fleet_pb2_grpc.FleetServicer):
 
     def __init__(self) -> None:
         self.heard: list[int] = []
+        self.listens = asyncio.Event()
+        self.listens.set()
 
     @rpc.stream_method
     async def Work(  # noqa: N802
         self, messages: AsyncIterator[Any], context: grpc.aio.ServicerContext
     ) -> AsyncIterator[fleet_pb2.FleetOrders]:
+        await self.listens.wait()
         async for message in messages:
             self.heard.append(len(message.reports))
             yield fleet_pb2.FleetOrders()
@@ -145,6 +152,16 @@ async def test_only_who_says_the_token_is_let_in(serve: Serve, monkeypatch: pyte
         assert [message async for message in stream] == [fleet_pb2.FleetOrders()]
 
 
+@pytest.mark.parametrize(("method", "stream"), [("Jobs/Submit", False), ("Jobs/Ledger", False), ("Fleet/Work", True)])
+async def test_of_a_request_without_the_token_little_arrives(serve: Serve, method: str, stream: bool) -> None:
+    endpoint, _, _ = await serve(SECRET)
+    wire = Wire(endpoint)
+    code, _ = await sent(f"127.0.0.1:{wire.port}", f"/headrace.v1.{method}", bytes(16 * MIB), stream=stream)
+    wire.stop()
+    assert code is grpc.StatusCode.UNAUTHENTICATED
+    assert wire.num_bytes_forth < MIB
+
+
 async def test_health_is_told_to_everybody(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the file of the token is not there yet: a container's health check begins at once."""
     monkeypatch.setenv(TOKEN_FILE, "/nowhere/token")
@@ -205,6 +222,41 @@ async def test_a_request_that_is_too_large_is_not_decoded(serve: Serve) -> None:
     ).SerializeToString()
     assert (await sent(endpoint, "/headrace.v1.Fleet/Work", pages, stream=True))[0] is grpc.StatusCode.OK
     assert fleet.heard == [1], "preprocessors say more at a time"
+
+
+async def test_what_a_preprocessor_of_release_0_1_sends_at_most_is_let_in_and_no_more_arrives(serve: Serve) -> None:
+    """It puts 256 reports into a message, however large they are."""
+    endpoint, _, fleet = await serve("")
+    path = "x" * 200
+    page = fleet_pb2.ShardsListed(shards=[common_pb2.Shard(url=path, name=path, number=1 << 20)] * PAGE_SHARDS)
+    probe = common_pb2.Probe(sample_id=1 << 40, name="x" * 60, num_tokens=9_999, num_targets=9_999, image_patches=[9_999] * 4)
+    probed = fleet_pb2.SamplesProbed(probes=[probe] * MOST_SAMPLES)
+    for report in (fleet_pb2.FleetReport(shards_listed=page), fleet_pb2.FleetReport(samples_probed=probed)):
+        message = fleet_pb2.FleetReports(reports=[report] * MAX_BATCH).SerializeToString()
+        assert len(message) > 20 * MIB
+        assert (await sent(endpoint, "/headrace.v1.Fleet/Work", message, stream=True))[0] is grpc.StatusCode.OK
+    assert fleet.heard == [MAX_BATCH] * 2
+    code, details = await sent(endpoint, "/headrace.v1.Fleet/Work", bytes(LARGEST_REQUEST_BYTES + 1), stream=True)
+    assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), "gRPC says so at its beginning"
+
+
+async def test_of_a_stream_that_nobody_reads_little_arrives(serve: Serve) -> None:
+    """A busy service has thousands of them."""
+    endpoint, _, fleet = await serve("")
+    fleet.listens.clear()
+    message = fleet_pb2.FleetReports(reports=[fleet_pb2.FleetReport(order_failed=fleet_pb2.OrderFailed(error="x" * 16_384))])
+    async with rpc.aio_channel(endpoint) as channel:
+        stream = fleet_pb2_grpc.FleetStub(channel).Work(metadata=rpc.metadata())
+        num_sent, is_full = 0, False
+        while not is_full:
+            writing = asyncio.create_task(stream.write(message))
+            is_full = not (await asyncio.wait({writing}, timeout=1.0))[0]
+            num_sent += not is_full
+            assert num_sent < 32, "of 16 KiB each"
+        fleet.listens.set()
+        await writing
+        await stream.done_writing()
+        assert len([reply async for reply in stream]) == num_sent + 1
 
 
 async def test_a_spec_at_its_limits_is_let_in(serve: Serve) -> None:

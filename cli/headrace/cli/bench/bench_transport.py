@@ -18,7 +18,7 @@ from typing import Any
 
 from headrace.child_process import with_parent_death_signal
 from headrace.errors import HeadraceError, UserError
-from headrace.trainer.loading.session import PartClient
+from headrace.trainer.loading.part_client import PartClient
 from headrace.transport.base import SHARED_MEMORY, TRANSPORTS
 
 MIB = 1 << 20

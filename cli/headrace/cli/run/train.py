@@ -153,11 +153,13 @@ def run(args: argparse.Namespace) -> int:
     with JobsClient(args.endpoint) as client:
         # imported here because it takes three seconds, which a wrong argument need not wait for
         from headrace.trainer.devices import local_device
+        from headrace.trainer.loading.relay import check_relay
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
         from headrace.trainer.train import train
 
         device = local_device(args.device)
+        check_relay()
         spec = read_spec(args.submit) if args.submit else client.spec(args.job)
         topology = None if args.nodes else _pipeline(args, spec)
         if topology is None and args.nodes is None and (args.checkpoint or args.resume):

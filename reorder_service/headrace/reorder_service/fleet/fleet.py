@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import itertools
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -22,13 +23,15 @@ from headrace.observability import metrics
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fair_queue import FairQueue
 from headrace.reorder_service.fleet.lateness import assess, late_leases, patience
-from headrace.reorder_service.fleet.member import Member, Order, Work, never
-from headrace.reorder_service.fleet.roster import Reading, Roster
+from headrace.reorder_service.fleet.member import Member, Order, Work
+from headrace.reorder_service.fleet.roster import Roster
 from headrace.reorder_service.fleet.trials import GONE_S, Trials
+from headrace.reorder_service.fleet.waiting import WaitingWork
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
+OVER = 1.0  # see Fleet
 AHEAD = 8  # waiting works that the only member with a free slot may choose from: trainers need the ones behind them later
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 
@@ -37,21 +40,18 @@ class Fleet:
     """The connected preprocessors, their leases, and the work that waits for a slot. Call all methods from one event loop."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic, settle_s: float = 0.0) -> None:
-        """`now_s`: a clock that leaves this process's own pauses out, by which members are silent.
-
-        `settle_s`: how long after the first member others are expected, as when this process begins to lead. Until then urgent
-        work waits for slots, instead of going to the few that are here all at once.
+        """`now_s`: a clock that leaves this process's own pauses out, by which members are silent. `settle_s`: how long after
+        the first member others may come, as to a new leader: until then none gets more urgent work than OVER times its slots.
         """
         self.members: dict[str, Member] = {}
         self._now_s = now_s
         self._settle_s = settle_s
-        self._settled_s: float | None = None  # when all members are here that come at once; None: none is
+        self._settled_s = math.inf  # when all members are here that come at once
         self._roster = Roster()
         self._by_row: dict[int, Member] = {}
         self._holders: dict[str, Member] = {}
         """The member that holds each lease, whether the lease is at work, kept or overdue."""
-        self._waiting: dict[bool, FairQueue[Work]] = {False: FairQueue(), True: FairQueue()}  # by `Work.keep`
-        self._by_urgency: dict[Callable[[], bool], set[Work]] = {}  # waiting work, by its `urgent` function
+        self._waiting = WaitingWork()
         self._trials = Trials(self.submit, self._withdraw, self._back, now_s)
         self._died: dict[str, tuple[float, list[Work]]] = {}
         """Members that left without a goodbye, by name: the time, and their unfinished work. Forgotten after GONE_S."""
@@ -63,16 +63,14 @@ class Fleet:
 
         Raises ConflictError if another process has the name.
         """
-        former = self.members.get(member.name)
-        if former is not None:
+        if (former := self.members.get(member.name)) is not None:
             if not hmac.compare_digest(former.instance.encode(), member.instance.encode()):
                 raise ConflictError(
                     f"the name {member.name!r} is that of a preprocessor that is here: take another, or wait until it has left"
                 )
             member.shards = former.shards
             self.leave(former, "reconnected")
-        if self._settled_s is None:
-            self._settled_s = self._now_s() + self._settle_s
+        self._settled_s = min(self._settled_s, self._now_s() + self._settle_s)
         self.members[member.name] = member
         self.hear(member)
         member.row = self._roster.add(member.name, member.slots)
@@ -126,14 +124,14 @@ class Fleet:
 
     def submit(self, work: Work) -> None:
         """Place `work` as soon as a member has a free slot, or at once if it is urgent."""
-        if not (self._has_settled and work.urgent() and self._place(work)):
+        if not (self.members and work.urgent() and self._place(work)):
             self._wait_again(work)
             self._fill_slots()
 
     @property
     def _has_settled(self) -> bool:
         """Whether there are members, and not only the first of many."""
-        return bool(self.members) and self._settled_s is not None and self._now_s() >= self._settled_s
+        return bool(self.members) and self._now_s() >= self._settled_s
 
     def at_work(self, member: Member, lease: str) -> Work | None:
         """Return the unfinished work that `member` has under `lease`; None if the lease has ended or is not the member's."""
@@ -148,8 +146,7 @@ class Fleet:
 
     def finish(self, member: Member, lease: str, result: Any) -> None:
         """Accept the result that `member` reports for `lease`. Ignored if the lease has ended or no longer counts."""
-        work = self.at_work(member, lease)
-        if work is None:
+        if (work := self.at_work(member, lease)) is None:
             return
         pace = member.paces[work.keep]
         if work.is_timed:
@@ -178,8 +175,7 @@ class Fleet:
         `damaged`: the items of the work that the member considers damaged, if that is why. `Work.on_damaged` then tells whether
         enough members were asked.
         """
-        work = self.at_work(member, lease)
-        if work is None:
+        if (work := self.at_work(member, lease)) is None:
             return
         is_overdue = lease in member.overdue
         self._end(lease)
@@ -226,11 +222,7 @@ class Fleet:
 
     def close_job(self, job: str, order: Order) -> None:
         """Drop all work of a job, and send `order` to the members that know the job."""
-        for waiting in self._waiting.values():
-            waiting.forget(job)
-        self._by_urgency = {
-            urgent: rest for urgent, works in self._by_urgency.items() if (rest := {w for w in works if w.job != job})
-        }
+        self._waiting.forget(job)
         for member in self.members.values():
             held = [*member.leases.items(), *member.kept.items(), *member.overdue.items()]
             for lease in [lease for lease, work in held if work.job == job]:
@@ -255,10 +247,10 @@ class Fleet:
         for member in [member for member in members if now_s - member.heard_s > member.silence_s]:
             self.leave(member, f"silent for {member.silence_s:g} s")
             member.dismiss()
-        patience_s = {keep: patience(members, keep=keep) for keep in self._waiting}
+        patience_s = {keep: patience(members, keep=keep) for keep in self._waiting.queues}
         for member in assess(members, now_s, patience_s):
             self._count_all_free(member)
-        for keep, waiting in self._waiting.items():
+        for keep, waiting in self._waiting.queues.items():
             for member, lease, work in list(late_leases(members, now_s, patience_s[keep], keep=keep)):
                 if not keep and (waiting or not self._roster.has_free(keep=keep)):
                     break  # no member would idle without the late probe
@@ -272,7 +264,7 @@ class Fleet:
         self._dispatch()
 
     def _withdraw(self, work: Work) -> None:
-        self._stop_waiting(work)
+        self._waiting.remove(work)
         for lease in filter(None, [work.lease, *work.late]):
             if lease in self._holders:
                 self._end(lease)
@@ -285,15 +277,7 @@ class Fleet:
 
     def _wait_again(self, work: Work) -> None:
         work.lease = None
-        self._waiting[work.keep].push(work)
-        if work.urgent is not never:
-            self._by_urgency.setdefault(work.urgent, set()).add(work)
-
-    def _stop_waiting(self, work: Work) -> None:
-        if self._waiting[work.keep].pop(work) and work.urgent is not never:
-            self._by_urgency[work.urgent].discard(work)
-            if not self._by_urgency[work.urgent]:
-                del self._by_urgency[work.urgent]
+        self._waiting.add(work)
 
     def _break_up(self, work: Work) -> list[Work]:
         """Have the works that `work` consists of wait in its place, and return them."""
@@ -313,7 +297,7 @@ class Fleet:
 
     def _recall(self, work: Work) -> None:
         """Stop what is left of a work that is done: it no longer waits, and the result of its current lease is ignored."""
-        self._stop_waiting(work)
+        self._waiting.remove(work)
         if work.lease is not None:
             self._mark_overdue(work.lease, counts=False)
 
@@ -340,12 +324,14 @@ class Fleet:
         """Fill the free slots, then place urgent work even where no slot is free, so that no other waiting work holds it up."""
         self._fill_slots()
         if self._has_settled:
-            for works in [works for urgent, works in self._by_urgency.items() if urgent()]:
-                for work in sorted(works, key=lambda work: work.priority):
-                    self._place(work)
+            for work in self._waiting.urgent():
+                self._place(work)
+        else:  # very much of it may wait
+            while self.members and (first := self._waiting.first_urgent()) is not None and self._place(first):
+                pass
 
     def _fill_slots(self) -> None:
-        for keep, waiting in self._waiting.items():
+        for keep, waiting in self._waiting.queues.items():
             while self._roster.has_free(keep=keep) and (work := self._next(waiting, keep=keep)) is not None and self._place(work):
                 pass
 
@@ -361,28 +347,24 @@ class Fleet:
         name = self._by_row[row].name
 
         def suits(work: Work) -> float:
-            return -1.0 if name in work.avoid else self._roster.nearness(row, self._reading(work))
+            return -1.0 if name in work.avoid else self._roster.nearness(row, work.reading(self.members))
 
         return max(waiting.first_few(AHEAD), key=suits, default=None)
 
     def _place(self, work: Work) -> bool:
         """Lease `work`, or a first piece of it if it can be cut, to the best member; return whether there was one."""
-        member = self._choose(work)
-        if member is None:
+        if (member := self._choose(work)) is None:
             return False
         if work.break_up is not None and not member.takes_lots:
             return self._place(self._break_up(work)[0])
         now_s, pace = self._now_s(), member.paces[work.keep]
-        if work.cut is not None:
-            piece, rest = work.cut(pace.lease_samples(now_s))
-            piece.avoid, piece.deaths = work.avoid.copy(), work.deaths
-            if rest is not None:
-                rest.avoid, rest.deaths = work.avoid.copy(), work.deaths
-                self._wait_again(rest)  # before `work` is removed, so that its job never leaves the fair queue
-            self._stop_waiting(work)
-            work = piece
-        else:
-            self._stop_waiting(work)
+        piece, rest = (work, None) if work.cut is None else work.cut(pace.lease_samples(now_s))
+        piece.avoid, piece.deaths = work.avoid.copy(), work.deaths
+        if rest is not None:
+            rest.avoid, rest.deaths = work.avoid.copy(), work.deaths
+            self._wait_again(rest)  # before `work` is removed, so that its job never leaves the fair queue
+        self._waiting.remove(work)
+        work = piece
         lease = f"{self._prefix(member)}{next(self._leases)}"
         work.lease, work.needed_s = lease, None
         member.leases[lease] = work
@@ -391,7 +373,7 @@ class Fleet:
         if work.is_timed:
             pace.begin(now_s)
         self._count_free(member, keep=work.keep)
-        self._waiting[work.keep].served(work)
+        self._waiting.queues[work.keep].served(work)
         self._roster.served(member.row, keep=work.keep)
         num_samples, num_near = sum(work.shards.values()), member.num_near(work)
         _NEAR.inc(num_near)
@@ -413,12 +395,6 @@ class Fleet:
         avoid = {self.members[name].row for name in work.avoid & self.members.keys()}
         if len(avoid) == len(self.members):
             avoid = set()
-        row = self._roster.choose(self._reading(work), avoid, keep=work.keep, without_slot=work.urgent())
+        over = 0.0 if not work.urgent() else math.inf if self._has_settled else OVER
+        row = self._roster.choose(work.reading(self.members), avoid, keep=work.keep, most_over=over)
         return self._by_row[row] if row is not None else None
-
-    def _reading(self, work: Work) -> Reading:
-        return Reading(
-            work.num_samples,
-            {(work.job, shard): number for shard, number in work.shards.items()},
-            {self.members[name].row: number for name, number in work.probed_by.items() if name in self.members},
-        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from headrace.reorder_service.fleet.pace import Pace
-from headrace.reorder_service.fleet.roster import ShardKey
+from headrace.reorder_service.fleet.roster import Reading, ShardKey
 
 MOST_REMEMBERED = 1 << 18  # shards read most recently that are remembered, for all members together
 REMEMBERED_SHARDS = 64, 4096  # and for each member: at least, at most
@@ -82,6 +82,14 @@ class Work:
     def num_samples(self) -> int:
         """Number of samples that the work reads; 1 if it reads none."""
         return max(1, sum(self.shards.values()))
+
+    def reading(self, members: Mapping[str, Member]) -> Reading:
+        """Return what the work reads, and what the members have probed of it. `members`: those that are connected, by name."""
+        return Reading(
+            self.num_samples,
+            {(self.job, shard): number for shard, number in self.shards.items()},
+            {members[name].row: number for name, number in self.probed_by.items() if name in members},
+        )
 
     @property
     def is_timed(self) -> bool:

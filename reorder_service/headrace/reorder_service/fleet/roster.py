@@ -116,10 +116,10 @@ class Roster:
         samples = sum(number for shard, number in reading.shards.items() if shard in self._readers and self._readers[shard][row])
         return (NEARNESS * samples + FAMILIARITY * reading.probed.get(row, 0)) / reading.num_samples
 
-    def choose(self, reading: Reading, avoid: Collection[int], *, keep: bool, without_slot: bool = False) -> int | None:
+    def choose(self, reading: Reading, avoid: Collection[int], *, keep: bool, most_over: float = 0.0) -> int | None:
         """Return the row of the member that is to take a work with this reading and is not in `avoid`; None if there is none.
 
-        `without_slot`: where no slot is free, a member without one takes it.
+        `most_over`: where no slot is free, a member takes it that has fewer works beyond its slots than this times its slots.
         """
         score, rows = self._score[keep], self._open[keep]
         if len(rows) == 1 and not avoid:
@@ -128,10 +128,12 @@ class Roster:
             score = score.copy()
             score[list(avoid)] = -np.inf
             rows = rows.difference(avoid)
-        if not (rows or without_slot):
+        if not (rows or most_over):
             return None
         if (near := self._near_slots(reading)) is not None:
             score = score + near
+        if not rows and most_over < np.inf:
+            score = np.where(self._free[keep] > -most_over * self._slots, score, -np.inf)
         best = int(np.argmax(score))
         return best if score[best] > -np.inf else None
 

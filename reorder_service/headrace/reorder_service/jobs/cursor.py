@@ -112,7 +112,13 @@ class Cursor:
         """Note the job's end, with a sentence for its ranks. One that was cancelled is never resumed: its plans are dropped."""
         self.state, self.message = state, message
         if state == "CANCELLED":
-            self.steps.clear()
+            self.drop_steps()
+
+    def drop_steps(self) -> None:
+        """Drop the steps that are not committed, of whose parts the fleet keeps nothing from now on."""
+        for step in self.steps.values():
+            step.take_works()  # a part and its work refer to each other: so their memory is free without a garbage collection
+        self.steps.clear()
 
     async def notify(self) -> None:
         """Wake all who wait for a plan or a commit, since a step was planned or the job has changed."""

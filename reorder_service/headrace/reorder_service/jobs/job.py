@@ -17,7 +17,6 @@ from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.cursor import Cursor
-from headrace.reorder_service.jobs.decoding import Decoding
 from headrace.reorder_service.jobs.formation import Formation, formation_of
 from headrace.reorder_service.jobs.indexing import Indexing
 from headrace.reorder_service.jobs.job_execution import check_coefficients, planned_spec, submitted_spec
@@ -102,7 +101,7 @@ class JobRun:
             if self.cursor.state == "FAILED":
                 await self._store.set_state(self.name, "INDEXING")
                 self.cursor.state, self.cursor.message, self._order_error = "INDEXING", "", ""
-                self.cursor.steps.clear()
+                self.cursor.drop_steps()
                 self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))
                 self._ready.clear()
                 log.info("resubmitted %s", pairs(job=self.name, step=self.cursor.committed))
@@ -172,7 +171,7 @@ class JobRun:
             await change
             record = await self._store.load_job(self.name)
             self._fleet.close_job(self.name, fleet_messages.job_closed(self.name))
-            self.cursor.steps.clear()
+            self.cursor.drop_steps()
             log.info("changed %s", pairs(job=self.name, what=what, step=record.cursor, generation=record.generation))
             self.cursor.set_to(record)
             self.planned_spec = planned_spec(record)
@@ -283,15 +282,14 @@ class JobRun:
         self._changed.set()  # the size of the step is known now: the window may have room
         self.sessions.tell_step(step)
         await self._plan_for_formation(step)
-        decoding = Decoding(
-            self._orders,
-            step.index,
+        await self._planner.hand_out(
+            step,
+            len(self._fleet.members),
             on_placed=self.sessions.tell_location,
             on_failed=self._order_failed,
             urgent=lambda: step.index == self.cursor.committed,
             wanted=lambda: self.cursor.steps.get(step.index) is step and not self.cursor.is_over,
         )
-        await self._planner.hand_out(step, decoding, len(self._fleet.members))
         await self.cursor.notify()
 
     async def follow(self, formations: Sequence[Formation]) -> None:

@@ -59,7 +59,7 @@ class PlannedPart:
     agreed: Agreement = field(default_factory=Agreement)
     """Agreement on the samples that every copy of the part leaves out."""
     work: Work | None = None
-    """Its decoding, which it may share with other parts (headrace.reorder_service.jobs.decoding); None before it is begun."""
+    """Its decoding, which it may share with other parts (headrace.reorder_service.jobs.part_decoding); None: not begun."""
     lease: str = ""
     endpoint: str = ""
     message: tuple[str, bytes] = ("", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -18,9 +19,9 @@ from headrace.reorder_service.jobs.batch_size import BatchSize
 from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
-from headrace.reorder_service.jobs.decoding import Decoding, lots_of
 from headrace.reorder_service.jobs.formation import Formation
-from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.jobs.part_decoding import Decoding, lots_of
+from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
 from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.jobs.work_orders import Orders
@@ -130,9 +131,23 @@ class Planner:
             ),
         )
 
-    async def _in_worker_thread(self, work: Callable[..., _T], *args: Any) -> _T:
-        async with self._store.fatal_jobs.guard_planning(self._job):
-            return await asyncio.to_thread(work, *args)
+    async def _in_worker_thread(self, work: Callable[..., _T], *args: Any, most_s: float | None = None) -> _T:
+        """Do some work in a worker thread. Raises TimeoutError where the thread takes longer than `most_s`; None: no limit.
+
+        What the work waits for before, a careful leader's turn or a thread that is free, takes as long as other jobs do.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._store.fatal_jobs.guard_planning(self._job), asyncio.timeout(None) as limit:
+
+            def begin() -> None:
+                with contextlib.suppress(RuntimeError):  # nobody waits for the work any more
+                    limit.reschedule(None if most_s is None else loop.time() + most_s)
+
+            def do() -> _T:
+                loop.call_soon_threadsafe(begin)
+                return work(*args)
+
+            return await asyncio.to_thread(do)
 
     async def _recall(self, step: PlannedStep) -> bool:
         """Fill in what the store knows of the step's samples, and return whether it knows them."""
@@ -180,8 +195,7 @@ class Planner:
         cannot be ended, then works on beside the other jobs until it is done.
         """
         try:
-            async with asyncio.timeout(MOST_PLANNING_S):
-                return await self._in_worker_thread(work, *args)
+            return await self._in_worker_thread(work, *args, most_s=MOST_PLANNING_S)
         except TimeoutError as err:
             raise JobFailedError(
                 f"planning step {step.index} of job {self._job!r} takes more than {MOST_PLANNING_S:g} s: lower global_batch or "
@@ -190,8 +204,18 @@ class Planner:
         except ValueError as err:
             raise JobFailedError(f"step {step.index} of job {self._job!r} cannot be planned: {err}") from err
 
-    async def hand_out(self, step: PlannedStep, decoding: Decoding, num_members: int) -> None:
-        """Have all parts of a planned step decoded that are not yet, by as many preprocessors as are connected."""
+    async def hand_out(
+        self,
+        step: PlannedStep,
+        num_members: int,
+        *,
+        on_placed: Callable[[PlannedPart], None],
+        on_failed: Callable[[str], None],
+        urgent: Callable[[], bool],
+        wanted: Callable[[], bool],
+    ) -> None:
+        """Have all parts of a planned step decoded that are not yet, by so many preprocessors. Functions as in `Decoding`."""
+        decoding = Decoding(self._orders, step.index, on_placed=on_placed, on_failed=on_failed, urgent=urgent, wanted=wanted)
         parts = (part for part in step.parts.values() if part.work is None)
         lots = lots_of(parts, most_samples=self._spec.part_samples, num_members=num_members)
         for number, lot in enumerate(lots, 1):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace.trainer.loading.session import PartClient
+from headrace.trainer.loading.part_client import PartClient
 from headrace.transport.base import TRANSPORTS
 from headrace.transport.ucx import UcxReceiver
 from headrace.transport.ucx_buffers import ReceiveBuffers

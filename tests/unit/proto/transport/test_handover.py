@@ -18,7 +18,7 @@ from headrace.errors import NotFoundError, UnavailableError, UserError
 from headrace.preprocessor.payload.arena import remove_stale
 from headrace.ticket import make_ticket
 from headrace.trainer.loading.fetch import PartFetcher
-from headrace.trainer.loading.session import FetchedPart, PartClient
+from headrace.trainer.loading.part_client import FetchedPart, PartClient
 from headrace.transport.base import DamagedError
 from headrace.transport.shared_memory import FOLDER, socket_path
 

@@ -54,7 +54,7 @@ def test_it_is_done_only_where_a_part_comes_over_the_network() -> None:
     code = """
 from headrace.transport.base import SHARED_MEMORY
 from headrace.transport.flight import FlightReceiver
-from headrace.trainer.loading.session import PartClient
+from headrace.trainer.loading.part_client import PartClient
 PartClient().close()
 print(keep_freed_pages.cache_info().currsize)
 FlightReceiver("127.0.0.1:1").close()

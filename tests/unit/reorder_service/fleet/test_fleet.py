@@ -151,16 +151,16 @@ def test_urgent_work_is_placed_without_a_free_slot() -> None:
 
 def test_urgent_work_does_not_go_to_the_first_of_many_members_that_come_at_once() -> None:
     bench = Bench(settle_s=2.0)
-    bench.join("a")
-    for name in "123":
-        bench.submit(name, int(name), urgent=lambda: True)
-    assert bench.sent["a"] == ["open job", "1"]
+    bench.join("a", slots=2)
+    for name in "1234567":
+        bench.submit(name, int(name), keep=True, urgent=lambda: True)
+    assert bench.sent["a"] == ["open job", "1", "2", "3", "4"]
     bench.join("b")
-    assert bench.sent["b"] == ["open job", "2"]
+    assert bench.sent["b"] == ["open job", "5", "6"]
     bench.now_s += 2.0
     bench.beat()
     bench.fleet.look()
-    assert [len(member.leases) for member in bench.fleet.members.values()] == [2, 1]
+    assert [len(member.leases) for member in bench.fleet.members.values()] == [4, 3]
 
 
 def test_a_lot_is_one_lease_until_it_fails_and_then_its_parts_are_placed_by_themselves() -> None:
@@ -391,7 +391,7 @@ class FleetMachine(RuleBasedStateMachine):
     def every_work_is_in_exactly_one_place(self) -> None:
         fleet = self.bench.fleet
         held = [work for member in fleet.members.values() for work in (*member.leases.values(), *member.kept.values())]
-        waiting = [work for queue in fleet._waiting.values() for work in queue]
+        waiting = [work for queue in fleet._waiting.queues.values() for work in queue]
         everywhere = [id(work) for work in (*held, *waiting)]
         assert len(everywhere) == len(set(everywhere))
         done = set(self.bench.done)
@@ -414,13 +414,13 @@ class FleetMachine(RuleBasedStateMachine):
             assert member.paces[True].num_open == member.taken[True]
         leases = {lease: m for m in fleet.members.values() for lease in (*m.leases, *m.kept, *m.overdue)}
         assert fleet._holders == leases
-        waiting = {work for queue in fleet._waiting.values() for work in queue}
-        assert {work for works in fleet._by_urgency.values() for work in works} == waiting
+        waiting = {work for queue in fleet._waiting.queues.values() for work in queue}
+        assert {work for works in fleet._waiting._by_urgency.values() for work in works} == waiting
 
     @invariant()
     def nobody_waits_while_everyone_is_free(self) -> None:
         fleet = self.bench.fleet
-        for keep, waiting in fleet._waiting.items():
+        for keep, waiting in fleet._waiting.queues.items():
             if waiting and fleet.members:
                 assert any(member.free(keep=keep) <= 0 for member in fleet.members.values())
                 assert not any(work.urgent() for work in waiting)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,7 +53,7 @@ def test_the_choice_is_that_of_the_slow_twin(
     with_slot = [number for number in candidates if members[number][1] > 0]
     expected = max(with_slot or (candidates if without_slot else []), key=score, default=None)
     reading = Reading(num_samples, work, {rows[number]: count for number, count in probed.items() if number < len(rows)})
-    chosen = roster.choose(reading, {rows[number] for number in avoid}, keep=True, without_slot=without_slot)
+    chosen = roster.choose(reading, {rows[number] for number in avoid}, keep=True, most_over=inf if without_slot else 0.0)
     assert chosen == (rows[expected] if expected is not None else None)
     with_free = [number for number, (_, free, _) in enumerate(members) if free > 0]
     assert roster.has_free(keep=True) == bool(with_free)

@@ -11,7 +11,7 @@ import pytest
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
-from headrace.reorder_service.jobs.decoding import Decoding
+from headrace.reorder_service.jobs.part_decoding import Decoding
 from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.sample import SampleRef
@@ -92,7 +92,7 @@ def refused(sample: int) -> Rejected:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.reorder_service.jobs.decoding.RETRY_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("headrace.reorder_service.jobs.part_decoding.RETRY_PAUSES_S", (0.0, 0.0))
 
 
 @pytest.mark.parametrize("first", ["poor", "rich"])
@@ -177,7 +177,7 @@ async def test_where_each_part_has_one_reader_the_job_goes_on_without_the_sample
 
 async def test_who_still_works_on_it_is_waited_for_before_a_sample_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have handed a whole copy out, and the word of that be on its way."""
-    monkeypatch.setattr("headrace.reorder_service.jobs.decoding.RETRY_PAUSES_S", (0.0, 0.0, 3600.0))
+    monkeypatch.setattr("headrace.reorder_service.jobs.part_decoding.RETRY_PAUSES_S", (0.0, 0.0, 3600.0))
     world = World()
     world.join("rich", "poor")
     world.part.probed_by = {"rich": 4}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from headrace.errors import SpecError
 from headrace.reorder_service.jobs import planner
+from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.job_execution import check_memory
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.service import ReorderService
@@ -66,3 +71,41 @@ async def test_a_job_whose_planning_does_not_end_fails_and_others_go_on(start: S
         assert good.cursor.state == "RUNNING"
     finally:
         ended.set()
+
+
+BUSY_S = 0.6  # twice what planning may take below
+
+
+async def take_the_thread(_service: ReorderService) -> None:
+    await asyncio.to_thread(time.sleep, BUSY_S)
+
+
+async def take_the_turn(service: ReorderService) -> None:
+    async with service.store.fatal_jobs.guard_planning("other"):
+        await asyncio.sleep(BUSY_S)
+
+
+@pytest.mark.parametrize("take", [take_the_thread, take_the_turn])
+async def test_what_a_step_waits_for_before_it_is_planned_is_no_planning(
+    start: Start, monkeypatch: pytest.MonkeyPatch, take: Callable[[ReorderService], Coroutine[Any, Any, None]]
+) -> None:
+    """Other jobs have the only thread, or a careful leader plans a step of theirs."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    service = await start()
+    good = await submit(service, name="good")
+    await until(lambda: len(good.cursor.planned) == 2)
+    service.store.fatal_jobs._turn = asyncio.Lock()  # as after two ends in a row
+    of_step, taken = Corrections.of_step, list[asyncio.Task[None]]()
+
+    async def after_others(corrections: Corrections, *args: Any) -> Any:
+        correction = await of_step(corrections, *args)
+        taken.append(asyncio.create_task(take(service)))
+        await asyncio.sleep(0)
+        return correction
+
+    monkeypatch.setattr(Corrections, "of_step", after_others)
+    monkeypatch.setattr(planner, "MOST_PLANNING_S", BUSY_S / 2)
+    waiting = await submit(service, name="waiting", join=False)
+    await waiting.cursor.first_planned()
+    assert waiting.cursor.state == "RUNNING", waiting.cursor.message
+    assert taken[0].done()

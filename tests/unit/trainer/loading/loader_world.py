@@ -38,6 +38,8 @@ class World(sessions_pb2_grpc.SessionsServicer):
         """Tickets that `step` gives the preprocessor no lease on."""
         self.deaf = False
         """Whether reports of lost parts find no session."""
+        self.forgetful = False
+        """Whether commits find no session, though streams of plans do."""
         self.changed = threading.Condition()
         self._told: list[sessions_pb2.PlanEvent] = []
         self._streams: dict[str, queue.Queue[Any]] = {}
@@ -153,6 +155,8 @@ class World(sessions_pb2_grpc.SessionsServicer):
         self, request: sessions_pb2.CommitRequest, context: grpc.ServicerContext
     ) -> sessions_pb2.CommitReply:
         self._check(request.session, context)
+        if self.forgetful:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no session")
         with self.changed:
             self.commits.append(request.step)
             self.changed.notify_all()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headrace import trainer
-from headrace.errors import ConflictError, JobFailedError, SupersededError, UserError
+from headrace.errors import ConflictError, JobFailedError, SupersededError, UnavailableError, UserError
 from headrace.sample import UNIT_COLUMNS
 from headrace.trainer import Step, StepLoader
 from headrace.trainer.train import train
@@ -150,6 +150,26 @@ def test_a_restart_of_the_service_is_survived_by_listener_and_commit_with_one_ne
         world.step(1)
         assert read(next(steps)) == [100, 101]
     assert world.opens == 2
+
+
+def test_a_commit_whose_sessions_are_all_unknown_gives_up_in_time_with_a_sentence(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an endpoint leads to services that do not share a store."""
+    monkeypatch.setattr("headrace.trainer.loading.session.AWAY_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("headrace.trainer.loading.session.RETRY_S", 0.0)
+    world.step(0)
+    with connect(world) as loader:
+        step = next(iter(loader))
+        read(step)
+        world.forgetful = True
+        with pytest.raises(UnavailableError, match=r"for 2 s .* knew none of the sessions that it opened for rank 0"):
+            loader.commit(step)
+        assert world.opens > 2
+        assert not world.commits
+        world.forgetful = False
+        loader.commit(step)
+    assert world.commits
 
 
 def test_ranks_that_lose_the_service_together_spread_their_calls_by_their_number(

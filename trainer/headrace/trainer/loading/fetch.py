@@ -17,7 +17,8 @@ from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
 from headrace.ticket import part_of
 from headrace.trainer.loading.hedging import HEDGE_S, Hedging
-from headrace.trainer.loading.session import RETRY_S, FetchedPart, PartClient
+from headrace.trainer.loading.part_client import FetchedPart, PartClient
+from headrace.trainer.loading.session import RETRY_S
 from headrace.trainer.loading.statistics import FetchStatistics
 from headrace.transport.base import TRANSPORTS, DamagedError
 

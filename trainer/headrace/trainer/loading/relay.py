@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import logging
 import os
@@ -51,6 +52,12 @@ def is_relayed() -> bool:
     return asked == "1" if asked else int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
 
 
+def check_relay() -> None:
+    """Raise UserError where the ranks of this host cannot be told whether to share a relay, or could not have one."""
+    if is_relayed():
+        _private_folder()
+
+
 def num_callers(num_ranks: int) -> int:
     """Return how many streams the ranks of a job have to the reorder service: one each, or one for those of a host."""
     on_host = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if is_relayed() else 1
@@ -58,48 +65,75 @@ def num_callers(num_ranks: int) -> int:
 
 
 class RelayPlace:
-    """Where the relay of this host and user is, for one reorder service: a lock, which the relay holds, and a socket."""
+    """Where the relay of this host and user is, for one reorder service: a socket, and a lock, which the relay holds.
+
+    The lock is one byte of a file that all places of the folder share, so that no file is left behind by a place. The socket of
+    a process that was killed is left, until another one becomes a relay.
+    """
 
     def __init__(self, endpoint: str, token: str | None) -> None:
         """`token`: the cluster's token; None: the environment's. Raises UserError where the folder is somebody else's."""
         self._endpoint, self._token = endpoint, token
         said = cluster_token() if token is None else token
-        name = hashlib.sha256(f"{endpoint} {said}".encode()).hexdigest()[:16]  # who says another token has another relay
-        folder = _private_folder()
-        self._lock_path, self._socket = folder / f"{name}.lock", folder / f"{name}.sock"
+        name = hashlib.sha256(f"{endpoint} {said}".encode()).hexdigest()[:_DIGITS]  # who says another token has another relay
+        self._socket = _private_folder() / f"{name}.sock"
         self.channel = rpc.local_channel(self._socket)
         """A blocking channel to the relay, whichever process that is."""
 
     def is_answering(self) -> bool:
         """Return whether the host's relay answers, after becoming it where the host has none."""
-        self._fill()
-        try:
-            grpc.channel_ready_future(self.channel).result(timeout=ANSWER_S)
-        except grpc.FutureTimeoutError:  # its process hangs, and still holds the lock
-            log.warning("the relay of this host does not answer: going without it %s", pairs(endpoint=self._endpoint))
-            return False
-        return True
+        for _ in range(2):  # who held the lock at the first time may have ended since, or was only clearing away
+            self._fill()
+            try:
+                grpc.channel_ready_future(self.channel).result(timeout=ANSWER_S / 2)
+            except grpc.FutureTimeoutError:
+                continue
+            return True
+        log.warning("the relay of this host does not answer: going without it %s", pairs(endpoint=self._endpoint))
+        return False  # its process hangs, and still holds the lock
 
     def _fill(self) -> None:
         with _SERVING_LOCK:
-            if self._socket in _SERVING:
+            if self._socket in _SERVING or not _lock(self._socket):
                 return
-            lock = self._lock_path.open("a")
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, and is not inherited by its children
-            except OSError:
-                lock.close()
-                return
+            _clear_away(besides=self._socket)
             relay = Relay(rpc.channel(self._endpoint, token=self._token))
             relay.serve(f"unix:{self._socket}")
-            _SERVING[self._socket] = relay, lock
+            _SERVING[self._socket] = relay
             log.info("relaying for the ranks of this host %s", pairs(endpoint=self._endpoint, socket=self._socket))
 
 
-_SERVING: dict[Path, tuple[Relay, Any]] = {}
-"""The relays that this process serves, with their locks, by socket."""
+_DIGITS = 15  # hexadecimal ones of a socket's name, which are the number of the byte that is its lock
+_SERVING: dict[Path, Relay] = {}
+"""The relays that this process serves, by socket."""
 _SERVING_LOCK = threading.Lock()
 os.register_at_fork(after_in_child=_SERVING.clear)
+
+
+@functools.cache
+def _lock_file(folder: Path) -> int:
+    """Return a descriptor of the folder's file of locks. It stays open: a process loses all its locks of a file with any one."""
+    return os.open(folder / "locks", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _lock(socket: Path) -> bool:
+    """Take the lock of a socket, unless another process has it. It ends with this process; children do not inherit it."""
+    try:
+        fcntl.lockf(_lock_file(socket.parent), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, int(socket.stem, 16))
+    except OSError:
+        return False
+    return True
+
+
+def _clear_away(besides: Path) -> None:
+    """Remove the sockets of relays that were killed from the folder of `besides`, whose lock this process holds.
+
+    Each is removed while its lock is held, so that nobody serves there meanwhile.
+    """
+    for socket in besides.parent.glob("[0-9a-f]" * _DIGITS + ".sock"):
+        if socket != besides and socket not in _SERVING and _lock(socket):
+            socket.unlink(missing_ok=True)
+            fcntl.lockf(_lock_file(socket.parent), fcntl.LOCK_UN, 1, int(socket.stem, 16))
 
 
 def _private_folder() -> Path:

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import grpc
 
+from headrace.outbox import MAX_BATCH_BYTES
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 _T = TypeVar("_T")
@@ -101,12 +102,17 @@ class RelayStream:
         return answer
 
     def _merged(self) -> Iterator[sessions_pb2.RelayRequest]:
-        """Yield what there is to send, in as few messages as can be, until the stream is over."""
-        while (request := self._requests.get()) is not None:
-            while not self._requests.empty():
+        """Yield what there is to send, in few messages of MAX_BATCH_BYTES at most, unless one request is larger."""
+        held: sessions_pb2.RelayRequest | None = None
+        while (request := held or self._requests.get()) is not None:
+            held = None
+            while held is None and not self._requests.empty():
                 if (further := self._requests.get()) is None:
                     return
-                request.MergeFrom(further)
+                if request.ByteSize() + further.ByteSize() > MAX_BATCH_BYTES:
+                    held = further
+                else:
+                    request.MergeFrom(further)
             yield request
 
     def _read(self, replies: Iterator[sessions_pb2.RelayReply]) -> None:

@@ -1,4 +1,4 @@
-"""Clients of a rank: its session with the reorder service, and the fetching of parts from preprocessors."""
+"""A rank's session with the reorder service."""
 
 from __future__ import annotations
 
@@ -7,33 +7,24 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
-
-import pyarrow as pa
 
 from headrace import rpc
 from headrace.errors import (
     ConflictError,
     HeadraceError,
     NotFoundError,
-    PermissionDeniedError,
     SupersededError,
     UnavailableError,
-    UserError,
     lost_commits,
 )
 from headrace.herd import retry_pause_s
 from headrace.measured import MeasuredWork
-from headrace.message_codec import measured_message, rejection_message, rejection_value
+from headrace.message_codec import measured_message, rejection_message
 from headrace.quarantine import Rejected
-from headrace.sample import SCHEMA
-from headrace.ticket import part_of
-from headrace.trainer.loading.connection import Connection, Terms
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.loading.relay import RelayPlace, is_relayed, num_callers
-from headrace.transport.base import TRANSPORTS, DamagedError, Delivery, checksum, read_batches, verify
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -46,18 +37,6 @@ MISSING_TIMEOUT_S = 3600.0  # how long a commit waits for those of other ranks, 
 OCCUPIED_TIMEOUT_S = 15.0  # how long `open` waits for another process connected as the same rank, which may be dead or hang
 RETRY_S = 0.2  # pause before a request is repeated
 REMIND_S = 30.0  # interval at which the reason for a wait is logged again
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchedPart:
-    """A fetched part: one Arrow row per sample, and the samples that turned out to be damaged."""
-
-    batches: tuple[pa.RecordBatch, ...]
-    """All rows in order, with the requested columns. Their memory belongs to `delivery`: do not read them after its release."""
-    rejected: tuple[Rejected, ...]
-    num_bytes: int
-    """Bytes of memory that the part occupies."""
-    delivery: Delivery
 
 
 class SessionClient:
@@ -121,20 +100,39 @@ class SessionClient:
         """Open a new session in place of the one with id `lost`, trying for `timeout_s`; then raises UnavailableError.
 
         Threads that lost the same session share one new session. Commits that other ranks had not completed are sent again, as
-        a restarted service has forgotten them. Raises ConflictError where the service's store has lost commits.
+        a restarted service has forgotten them: until then the service may lose the new session as well, and another is opened.
+        Raises ConflictError where the service's store has lost commits.
+        """
+        deadline = time.monotonic() + timeout_s
+        while (unsettled := self._replace(lost, deadline - time.monotonic())) is not None:
+            lost = self._session
+            try:
+                for request in unsettled:
+                    self._answer_to(request, deadline)
+                return
+            except NotFoundError as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise UnavailableError(
+                        f"for {timeout_s:g} s {self.endpoint} knew none of the sessions that it opened for rank {self._rank} of "
+                        f"job {self.job!r}: does it lead to several reorder services that do not share a store?"
+                    ) from err
+                self._pause(RETRY_S)
+
+    def _replace(self, lost: str, timeout_s: float) -> list[sessions_pb2.CommitRequest] | None:
+        """Open a session in place of `lost`, and return the commits to send in it; None where another thread has opened one.
+
+        Raises as `_open`, and ConflictError where the service's store has lost commits.
         """
         with self._lock:
             if self._session != lost:
-                return
+                return None
             self._pause(0.0)  # the other ranks have lost it at the same moment
             next_step = self._open((), timeout_s, self._generation).next_step
             if next_step < self._durable:
                 self._lost = ConflictError(lost_commits(self.job, self._durable, next_step))
                 raise self._lost
             self._settle(before=next_step)
-            unsettled = list(self._unsettled.values())
-        for request in unsettled:
-            self._send_commit(request, wait=False)
+            return list(self._unsettled.values())
 
     def _open(self, states: Sequence[LoaderState], timeout_s: float, generation: int | None = None) -> sessions_pb2.OpenReply:
         """Open a session, waiting up to `timeout_s`. `generation`: that of the session which the new one continues.
@@ -267,23 +265,19 @@ class SessionClient:
         """
         asked = sessions_pb2.CommitRequest(wait=wait)
         asked.MergeFrom(request)
-        away_s, missed_s = time.monotonic() + AWAY_TIMEOUT_S, time.monotonic() + MISSING_TIMEOUT_S
+        missed_s = time.monotonic() + MISSING_TIMEOUT_S
         throttle = LogThrottle(REMIND_S)
         while True:
             session = self._session
             try:
-                reply = self._call(self._stub.Commit, asked)
-            except (NotFoundError, UnavailableError) as err:
-                if time.monotonic() > away_s or self._closed.is_set():
+                reply = self._answer_to(asked, time.monotonic() + AWAY_TIMEOUT_S)
+            except NotFoundError as err:
+                if time.monotonic() > missed_s or self._closed.is_set():
                     raise
-                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
-                if isinstance(err, NotFoundError):
-                    self.reopen(session, AWAY_TIMEOUT_S)
+                log.warning("commit of step=%d failed (%s); opening a new session", request.step, err)
+                self.reopen(session, AWAY_TIMEOUT_S)
                 self._pause(RETRY_S)
                 continue
-            if reply.committed:
-                with self._lock:
-                    self._settle(before=request.step + 1)
             if reply.committed or not wait:
                 return bool(reply.committed)
             words = f"job={self.job} step={request.step} missing={','.join(map(str, reply.missing))}"
@@ -291,8 +285,26 @@ class SessionClient:
                 raise UnavailableError(f"other ranks have not committed the step: {words}")
             if throttle.is_due(words, time.monotonic()):
                 log.info("waiting for other ranks to commit %s", words)
-            away_s = time.monotonic() + AWAY_TIMEOUT_S
             self._pause(RETRY_S)
+
+    def _answer_to(self, request: sessions_pb2.CommitRequest, deadline: float) -> sessions_pb2.CommitReply:
+        """Return the service's answer to a commit; where the service is away, send it again until `deadline` (monotonic clock).
+
+        Raises NotFoundError where the service does not know the session.
+        """
+        while True:
+            try:
+                reply: sessions_pb2.CommitReply = self._call(self._stub.Commit, request)
+            except UnavailableError as err:
+                if time.monotonic() > deadline or self._closed.is_set():
+                    raise
+                log.warning("commit of step=%d failed (%s); trying again", request.step, err)
+                self._pause(RETRY_S)
+                continue
+            if reply.committed:
+                with self._lock:
+                    self._settle(before=request.step + 1)
+            return reply
 
     def leave(self) -> None:
         """End the session. The client stays usable: `open` begins another one."""
@@ -311,81 +323,3 @@ class SessionClient:
         self._channel.close()
         if self._relay is not None:
             self._relay.channel.close()
-
-
-class PartClient:
-    """Fetches parts from preprocessors, over one connection to each. Thread-safe."""
-
-    def __init__(
-        self,
-        transports: Sequence[str] = TRANSPORTS,
-        columns: Sequence[str] | None = None,
-        *,
-        tls_ca: bytes | None = None,
-        token: str | None = None,
-    ) -> None:
-        """`columns`: those of sample.SCHEMA to fetch; empty: all. `tls_ca`, `token`: see `connection.Terms`.
-
-        Raises UserError for transports that are not in headrace.transport.base.TRANSPORTS and columns not in the schema.
-        """
-        columns = tuple(columns or ())
-        if not transports or not set(transports) <= set(TRANSPORTS):
-            raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
-        if not set(columns) <= set(SCHEMA.names):
-            raise UserError(f"columns {columns!r} must be some of {', '.join(SCHEMA.names)}")
-        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca, token=token)
-        self._connections: dict[str, Connection] = {}
-        self._lock = threading.Lock()
-
-    def fetch(self, endpoint: str, ticket: str) -> FetchedPart:
-        """Fetch a part from the preprocessor at `endpoint`; it is valid until its delivery is released.
-
-        Raises NotFoundError where the preprocessor does not hold the part or rejects the ticket (either way the part must be
-        had elsewhere), UnavailableError where the preprocessor is gone or the part came damaged, and UserError where none of the
-        allowed transports is possible with it or its TLS settings differ from ours.
-        """
-        with self._lock:
-            connection = self._connections.get(endpoint)
-            if connection is None:
-                connection = self._connections[endpoint] = Connection(endpoint, self._terms)
-        try:
-            delivery = connection.fetch(ticket)
-        except PermissionDeniedError as err:
-            raise NotFoundError(str(err)) from err
-        except DamagedError:
-            raise
-        except UnavailableError:
-            self._drop(connection)
-            raise
-        try:
-            return _part(delivery, self._terms.columns, f"part {part_of(ticket)} of {endpoint}")
-        except BaseException:
-            delivery.release()
-            raise
-
-    def _drop(self, connection: Connection) -> None:
-        """Close and forget a broken connection: preprocessors come and go, each with a port of its own."""
-        with self._lock:
-            if self._connections.get(connection.endpoint) is connection:
-                del self._connections[connection.endpoint]
-        connection.close()
-
-    def close(self) -> None:
-        """Close all connections. Parts delivered through shared memory stay readable until they are released."""
-        with self._lock:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
-        self._terms.ucx.close()
-
-
-def _part(delivery: Delivery, columns: tuple[str, ...], what: str) -> FetchedPart:
-    """Verify and read a delivery. Raises DamagedError where its checksum differs."""
-    header, buffer = delivery.header, delivery.buffer
-    if buffer is not None:
-        verify(header, lambda: checksum(buffer), what)
-        batches, num_bytes = read_batches(buffer, columns), buffer.size
-    else:
-        batches, num_bytes = delivery.batches, sum(batch.get_total_buffer_size() for batch in delivery.batches)
-    rejected = tuple(rejection_value(item) for item in header.rejections)
-    return FetchedPart(batches=batches, rejected=rejected, num_bytes=num_bytes, delivery=delivery)

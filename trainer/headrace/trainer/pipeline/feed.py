@@ -25,7 +25,7 @@ from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
 from headrace.trainer.loading.loader import StepLoader
 from headrace.trainer.loading.pack_ahead import PackAhead
-from headrace.trainer.loading.session import FetchedPart
+from headrace.trainer.loading.part_client import FetchedPart
 from headrace.trainer.loading.steps import Step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place

@@ -17,7 +17,7 @@ from headrace.errors import JobFailedError
 from headrace.measured import MeasuredWork
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
-from headrace.trainer.loading.session import FetchedPart
+from headrace.trainer.loading.part_client import FetchedPart
 from headrace.trainer.loading.steps import Step
 from headrace.trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, packs_of, tickets_of
 from headrace.trainer.pipeline.routes import Routes

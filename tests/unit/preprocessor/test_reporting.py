@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from headrace.preprocessor.open_leases import OpenLeases
-from headrace.preprocessor.reports import Reports
+from headrace.preprocessor.reporting import Reports
 from headrace.v1 import fleet_pb2
 
 

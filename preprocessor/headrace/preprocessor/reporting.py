@@ -107,7 +107,7 @@ class Reports:
         same for one as for several.
         """
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # who reads the stream gets the reason
-            async for reports in self._outbox.batches():
+            async for reports in self._outbox.batches(FleetReport.ByteSize):
                 if time.monotonic() > self._beaten_s + self.heartbeat_s / 2:
                     self._beaten_s = time.monotonic()
                     reports.append(FleetReport(heartbeat=self._heartbeat()))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.reorder_service.fleet.fleet import Fleet
 from headrace.reorder_service.fleet.member import Member
-from headrace.reorder_service.jobs.decoding import LOTS_PER_MEMBER, Decoding, lots_of
+from headrace.reorder_service.jobs.part_decoding import LOTS_PER_MEMBER, Decoding, lots_of
 from headrace.reorder_service.jobs.planned_step import PlannedPart
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.sample import SampleRef
