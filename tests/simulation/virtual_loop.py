@@ -11,10 +11,15 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from functools import partial
 from random import Random
 from typing import Any
+
+from tests.simulation.replacing import replaced
 
 THREAD_S = (0.0, 0.004)  # how long work in a thread takes: drawn from this range
 
@@ -73,6 +78,12 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
+def _new_task(loop: Any, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+    task = _Task(coroutine, loop=loop, **options)
+    loop.tasks.append(weakref.ref(task))
+    return task
+
+
 class _Handle:
     """A callback that is due, now or later, with nothing of asyncio.Handle but this: each simulated second has a hundred."""
 
@@ -90,6 +101,43 @@ def _nothing() -> None:
     """What a callback that was cancelled does."""
 
 
+class _Sleep:
+    """What asyncio.sleep returns: a timer that wakes the task that awaits it, without a future in between."""
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_delay_s", "_is_cancelled", "_loop", "_timer", "_wake")
+
+    def __init__(self, loop: VirtualLoop, delay_s: float) -> None:
+        self._loop, self._delay_s = loop, delay_s
+        self._is_cancelled = False
+
+    def __await__(self) -> Iterator[_Sleep]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> VirtualLoop:
+        return self._loop
+
+    def add_done_callback(self, wake: Callable[[_Sleep], None], *, context: contextvars.Context) -> None:
+        """Begin: the task does this as soon as it waits."""
+        self._wake, self._context = wake, context
+        if self._delay_s > 0:
+            self._timer = self._loop.call_later(self._delay_s, wake, self, context=context)
+        else:
+            self._timer = self._loop.call_soon(wake, self, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._is_cancelled:
+            return False
+        self._is_cancelled = True
+        self._timer.cancel()
+        self._loop.call_soon(self._wake, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop. `random`: for the time that threads take."""
 
@@ -98,18 +146,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._random = random
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
-        self._now_s = 0.0
+        self.now_s = 0.0
+        """The simulation's clock, for those who read it often."""
         self.ready: deque[_Handle] = deque()
         """The callbacks that run next, in order."""
         self.num_callbacks = 0
         """Callbacks that have run so far."""
         self.errors: list[tuple[str, BaseException | None]] = []
         """Exceptions that nobody has caught, each with what asyncio says of it."""
-        self.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
+        self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
+        """All tasks that were ever made and are not forgotten, in order."""
+        self.set_task_factory(_new_task)
         self.set_exception_handler(self._note_error)
 
     def time(self) -> float:
-        return self._now_s
+        return self.now_s
 
     def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append((str(context["message"]), context.get("exception")))
@@ -125,7 +176,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
         timer = _Handle(callback, args, context)
-        heapq.heappush(self._timers, (self._now_s + delay, next(self._numbers), timer))
+        heapq.heappush(self._timers, (self.now_s + delay, next(self._numbers), timer))
         return timer
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> _Handle:
@@ -153,15 +204,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        """Run what is due, and then let time pass to the next timer, again and again until the loop is stopped."""
+        """Run what is due, and then let time pass to the next timer, again and again until the loop is stopped.
+
+        Meanwhile asyncio need not look up which loop runs, for which it would ask the kernel for the process's id each time.
+        """
+        with ExitStack() as stack:
+            for module, name, known in (
+                (asyncio.events, "_get_running_loop", lambda: self),
+                (asyncio.events, "get_running_loop", lambda: self),
+                (asyncio, "get_running_loop", lambda: self),
+                (asyncio, "sleep", partial(_Sleep, self)),
+            ):
+                stack.enter_context(replaced(module, name, known))
+            self._run_until_stopped()
+
+    def _run_until_stopped(self) -> None:
         ready, timers = self.ready, self._timers
         while not self._stopping:
             if ready:
                 handle = ready.popleft()
             elif timers:
                 when_s, _, handle = heapq.heappop(timers)
-                if when_s > self._now_s and not handle.is_cancelled:
-                    self._now_s = when_s
+                if when_s > self.now_s and not handle.is_cancelled:
+                    self.now_s = when_s
             else:
                 raise StalledError("nothing is left to do")
             if handle.is_cancelled:

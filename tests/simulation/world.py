@@ -29,6 +29,7 @@ from headrace.trainer.loading import relay, relay_stream, session
 from tests.simulation import determinism, fibers
 from tests.simulation.data_set import SimulatedJobWork, list_shards
 from tests.simulation.network import Network
+from tests.simulation.replacing import replaced
 from tests.simulation.simulated_channel import BlockingChannel, SimulatedChannel
 from tests.simulation.simulated_preprocessor import run_preprocessor
 from tests.simulation.simulated_relay import BlockingServer, SimulatedPlace
@@ -174,7 +175,7 @@ class World:
                 (known_jobs, "JobWork", SimulatedJobWork),
                 (Work, "__hash__", lambda work: hash(work.priority)),  # sets of works are walked through
             ):
-                stack.enter_context(determinism.replaced(target, name, ours))
+                stack.enter_context(replaced(target, name, ours))
             stack.enter_context(determinism.simulating(self.loop, self.seed, fibers.sleep))
             stack.callback(gc.enable)
             gc.disable()  # finalizers run at moments that depend on what ran before
@@ -197,7 +198,10 @@ class World:
         self.loop.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what they begin while they end is awaited by nobody
-            for task in asyncio.all_tasks(self.loop):
+            for ref in self.loop.tasks:
+                task = ref()
+                if task is None or task.done():
+                    continue
                 coroutine = task.get_coro()
                 task._log_destroy_pending = False
                 with contextlib.suppress(BaseException):
