@@ -9,30 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import itertools
+import resource
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.simulation.replacing import replaced
 
 THREAD_S = (0.0, 0.004)  # how long work in a thread takes: drawn from this range
+MOST_CALLBACKS = 3_000_000  # of a run; more are no progress
+LOOK_CALLBACKS = 10_000  # after which a loop looks whether it goes on
+COLLECT_CALLBACKS = 10 * LOOK_CALLBACKS  # after which it has Python collect garbage; most runs end before
+MOST_BYTES = 2 << 30  # of the process's memory
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 """The simulated process that the running code belongs to; None: the simulation itself."""
 
 
 class StalledError(AssertionError):
-    """Raised when nothing is left to do, and no timer is set."""
+    """Raised when nothing is left to do and no timer is set, or when the simulation does not come to an end."""
 
 
 class Process:
-    """A simulated process: its tasks, and whether it runs. Its monotonic clock began `booted_s` before the simulation's."""
+    """A simulated process: whether it runs, and the context of its tasks. Its monotonic clock began `booted_s` before the simulation's."""
 
     def __init__(self, name: str, loop: VirtualLoop, booted_s: float = 0.0) -> None:
         self.name = name
@@ -42,15 +49,14 @@ class Process:
         self.is_paused = False
         self.held: list[_Handle] = []
         """Callbacks that were due while it was paused."""
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.left: list[asyncio.Task[Any]] = []
+        """Tasks that were pending when it was killed: if they were dropped, their `finally` blocks would run."""
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a task of this process."""
-        task = self.loop.create_task(coroutine, context=self.context.copy())
-        self.tasks.append(task)
-        return task
+        return self.loop.create_task(coroutine, context=self.context.copy())
 
     def pause(self) -> None:
         self.is_paused = True
@@ -63,6 +69,7 @@ class Process:
     def kill(self) -> None:
         self.is_alive = False
         self.held.clear()
+        self.left = self.loop.pending_tasks()
 
 
 class _Task(asyncio.Task[Any]):
@@ -80,7 +87,7 @@ class _Task(asyncio.Task[Any]):
 
 def _new_task(loop: Any, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
     task = _Task(coroutine, loop=loop, **options)
-    loop.tasks.append(weakref.ref(task))
+    loop.known.append(weakref.ref(task))
     return task
 
 
@@ -134,6 +141,7 @@ class _Sleep:
         return True
 
     def result(self) -> None:
+        del self._timer  # which refers to this
         if self._is_cancelled:
             raise asyncio.CancelledError
 
@@ -151,16 +159,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.ready: deque[_Handle] = deque()
         """The callbacks that run next, in order."""
         self.num_callbacks = 0
-        """Callbacks that have run so far."""
+        """Callbacks that had run when they were last counted, which is every LOOK_CALLBACKS and whenever the loop stops."""
         self.errors: list[tuple[str, BaseException | None]] = []
         """Exceptions that nobody has caught, each with what asyncio says of it."""
-        self.tasks: list[weakref.ref[asyncio.Task[Any]]] = []
-        """All tasks that were ever made and are not forgotten, in order."""
+        self.known: list[weakref.ref[asyncio.Task[Any]]] = []
+        """The tasks that were made, in order, and some of them are over."""
         self.set_task_factory(_new_task)
         self.set_exception_handler(self._note_error)
 
     def time(self) -> float:
         return self.now_s
+
+    def pending_tasks(self) -> list[asyncio.Task[Any]]:
+        """All tasks that are not over, in the order in which they were made."""
+        found = [(ref, task) for ref in self.known if (task := ref()) is not None and not task.done()]
+        self.known = [ref for ref, _ in found]
+        return [task for _, task in found]
 
     def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append((str(context["message"]), context.get("exception")))
@@ -219,7 +233,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._run_until_stopped()
 
     def _run_until_stopped(self) -> None:
-        ready, timers = self.ready, self._timers
+        ready, timers, left = self.ready, self._timers, LOOK_CALLBACKS
         while not self._stopping:
             if ready:
                 handle = ready.popleft()
@@ -233,10 +247,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             process = handle.context.get(PROCESS)
             if process is None or (process.is_alive and not process.is_paused):
-                self.num_callbacks += 1
+                left -= 1
                 try:
                     handle.context.run(handle.callback, *handle.args)
                 except Exception as err:
                     self.call_exception_handler({"message": f"Exception in callback {handle.callback}", "exception": err})
+                if not left:
+                    left = LOOK_CALLBACKS
+                    self.num_callbacks += LOOK_CALLBACKS
+                    self._check_bounds()
             elif process.is_alive:
                 process.held.append(handle)
+        self.num_callbacks += LOOK_CALLBACKS - left
+
+    def _check_bounds(self) -> None:
+        """Raise StalledError where the loop has run too much or holds too much, as one that is stuck in one moment does."""
+        if self.num_callbacks > MOST_CALLBACKS:
+            raise StalledError(f"{self.now_s:.3f} s: no end after {self.num_callbacks} callbacks")
+        if not self.num_callbacks % COLLECT_CALLBACKS:
+            gc.collect()  # at the same moments of every run: finalizers may do something
+            if (held_bytes := _resident_bytes()) > MOST_BYTES:
+                raise StalledError(f"{self.now_s:.3f} s: the simulation holds {held_bytes >> 20} MiB")
+
+
+def _resident_bytes() -> int:
+    """Bytes of memory that this process has at present."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

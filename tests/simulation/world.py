@@ -198,10 +198,7 @@ class World:
         self.loop.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what they begin while they end is awaited by nobody
-            for ref in self.loop.tasks:
-                task = ref()
-                if task is None or task.done():
-                    continue
+            for task in self.loop.pending_tasks():
                 coroutine = task.get_coro()
                 task._log_destroy_pending = False
                 with contextlib.suppress(BaseException):
