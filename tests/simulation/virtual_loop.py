@@ -164,6 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Exceptions that nobody has caught, each with what asyncio says of it."""
         self.known: list[weakref.ref[asyncio.Task[Any]]] = []
         """The tasks that were made, in order, and some of them are over."""
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
         self.set_task_factory(_new_task)
         self.set_exception_handler(self._note_error)
 
