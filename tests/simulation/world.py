@@ -20,13 +20,15 @@ from headrace import rpc
 from headrace.errors import HeadraceError
 from headrace.preprocessor import engine, known_jobs
 from headrace.reorder_service import leadership, tidying
+from headrace.reorder_service import service as service_module
 from headrace.reorder_service import server as reorder_server
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store import redis_database
 from headrace.trainer.loading import relay, relay_stream, session
-from tests.simulation import determinism, fibers
+from tests.simulation import determinism, fibers, remembered
 from tests.simulation.data_set import SimulatedJobWork, list_shards
 from tests.simulation.network import Network
 from tests.simulation.replacing import replaced
@@ -170,6 +172,8 @@ class World:
                 (reorder_server, "Leadership", self._leadership),
                 (leadership, "run_in_own_loop", lambda work: work()),
                 (reorder_server, "_set_up_gauges", lambda _leadership: None),
+                (PlannedStep, "make_plan", remembered.make_plan),
+                (service_module, "load_spec_json", remembered.spec_of),
                 (tidying, "steps_per_page", lambda _global_batch: STEPS_PER_PAGE),
                 (engine, "list_shards", list_shards),
                 (known_jobs, "JobWork", SimulatedJobWork),
