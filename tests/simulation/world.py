@@ -249,6 +249,8 @@ class World:
         """What a reorder service serves with at present; None where it does not lead, or knows that it may not."""
         process = actor.process
         if process is not None and process.is_alive and process in self._leaderships:
+            if self._leaderships[process].active_service is None:
+                return None
             with contextlib.suppress(HeadraceError):
                 found: ReorderService = process.context.copy().run(lambda: self._leaderships[process].service)
                 return found

@@ -69,7 +69,12 @@ def late_leases(
 
 
 def patience(members: Collection[Member], *, keep: bool) -> Patience:
-    """Return for how long each member may be silent while it has work of this kind; empty while no usual gap is known."""
+    """Return for how long each member may be silent while it has work of this kind.
+
+    Empty while no usual gap is known, and while nobody has such work: then nobody is late.
+    """
+    if not any(m.paces[keep].num_open for m in members):
+        return {}
     gaps_s = {m: gap_s for m in members if (gap_s := m.paces[keep].gap_s) is not None}
     if not gaps_s:
         return {}
