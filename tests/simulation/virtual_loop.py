@@ -39,7 +39,7 @@ class StalledError(AssertionError):
 
 
 class Process:
-    """A simulated process: whether it runs, and the context of its tasks. Its monotonic clock began `booted_s` before the simulation's."""
+    """A simulated process: whether it runs, and its context. Its monotonic clock began `booted_s` before the simulation's."""
 
     def __init__(self, name: str, loop: VirtualLoop, booted_s: float = 0.0) -> None:
         self.name = name

@@ -20,8 +20,8 @@ from headrace import rpc
 from headrace.errors import HeadraceError
 from headrace.preprocessor import engine, known_jobs
 from headrace.reorder_service import leadership, tidying
-from headrace.reorder_service import service as service_module
 from headrace.reorder_service import server as reorder_server
+from headrace.reorder_service import service as service_module
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.leadership import Leadership
