@@ -11,6 +11,9 @@ Redis server (simulated_redis) and the client's connection to it (store_link), r
 the trainer's StepLoader with the training around it (rank). Nodes of recoverable jobs (`headrace train --nodes`) and processes
 of pipelines take no part.
 
+What is made once for all runs: plans, which are pure functions of a step's samples and the job's spec, and parsed specs
+(remembered).
+
 A run is drawn from its seed: cluster and job (fault_plan.draw_setting), what goes wrong (fault_plan.draw_faults, striking), and
 every delay. `checkers` says what must hold; `seeded_faults` are known faults that the checkers have to find.
 """

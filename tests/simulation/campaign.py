@@ -13,6 +13,7 @@ from tests.simulation.seeded_faults import SEEDED, putting_in
 from tests.simulation.simulation_run import Faulty, Outcome, run
 
 FIND_S = 120.0  # of processor time, within which a seeded fault has to be found
+SHRINK_S = 120.0  # of processor time, after which a failing run is left as small as it is then
 
 
 def run_seed(seed: int, faulty: Faulty = nullcontext) -> Outcome:
@@ -22,9 +23,12 @@ def run_seed(seed: int, faulty: Faulty = nullcontext) -> Outcome:
 
 
 def shrunk(seed: int, faulty: Faulty = nullcontext) -> Outcome:
-    """The run of a failing seed with as few of its faults as fail still: those are dropped one by one."""
+    """The run of a failing seed with as few of its faults as fail still: those are dropped one by one, for up to SHRINK_S."""
+    ends_s = time.process_time() + SHRINK_S
     setting, smallest = draw_setting(seed), run_seed(seed, faulty)
     for fault in smallest.faults:
+        if time.process_time() > ends_s:
+            break
         fewer = tuple(one for one in smallest.faults if one != fault)
         outcome = run(seed, setting, fewer, faulty)
         if outcome.violations:

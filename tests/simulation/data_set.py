@@ -6,6 +6,7 @@ A row's sizes, and whether it is damaged, are functions of shard and row. The en
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
@@ -52,6 +53,7 @@ def sample_name(shard: int, row: int) -> str:
     return f"rows/{shard:05d}/{row:04d}"
 
 
+@functools.cache
 def _sized(ref: SampleRef) -> _Sized:
     random = Random(zlib.crc32(f"{ref.shard}/{ref.row}".encode()))
     name = sample_name(ref.shard, ref.row)

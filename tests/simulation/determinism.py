@@ -29,7 +29,7 @@ def _monotonic() -> float:
     if _loop is None:
         return float(_real["monotonic"]())
     process = PROCESS.get()
-    return _loop.time() + (process.booted_s if process is not None else 0.0)
+    return _loop.now_s + (process.booted_s if process is not None else 0.0)
 
 
 def _perf_counter() -> float:
@@ -85,17 +85,3 @@ def simulating(loop: VirtualLoop, seed: int, sleep: Callable[[float], None]) -> 
     finally:
         _loop = None
         asyncio.set_event_loop(None)
-
-
-@contextmanager
-def replaced(target: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module or class during the block; one that it lacks is removed afterwards."""
-    own = vars(target).get(name, _real)  # as a class has it: not bound
-    setattr(target, name, value)
-    try:
-        yield
-    finally:
-        if own is _real:
-            delattr(target, name)
-        else:
-            setattr(target, name, own)

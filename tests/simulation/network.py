@@ -63,7 +63,7 @@ class Network:
 
     def latency_s(self) -> float:
         slow_s = self.random.random() ** 4 * self.slow_s if self.slow_s else 0.0
-        return self.random.uniform(*LATENCY_S) + slow_s
+        return LATENCY_S[0] + (LATENCY_S[1] - LATENCY_S[0]) * self.random.random() + slow_s
 
     def is_silent(self, one: Process, other: Process) -> bool:
         """Whether either direction carries nothing."""

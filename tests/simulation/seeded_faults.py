@@ -21,7 +21,7 @@ from headrace.reorder_service.jobs.sessions import EventBatch, Session
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store import redis_database, state
 from headrace.trainer.loading.session import SessionClient
-from tests.simulation.determinism import replaced
+from tests.simulation.replacing import replaced
 
 Replacement = tuple[Any, str, Any]
 

@@ -19,9 +19,6 @@ from redis.exceptions import ReadOnlyError, ResponseError
 class SortedSet(dict[str, float]):
     """A sorted set: member -> score."""
 
-    def copy(self) -> SortedSet:
-        return SortedSet(self)
-
     def between(self, low: str, high: str) -> list[str]:
         """The members whose scores lie between two limits, which count, from the lowest score to the highest."""
         found = [(score, member) for member, score in self.items() if float(low) <= score <= float(high)]
@@ -29,6 +26,7 @@ class SortedSet(dict[str, float]):
 
 
 Value = str | list[str] | dict[str, str] | SortedSet
+"""What a key holds. A write puts another value in its place, and changes none: the journal keeps the former ones."""
 
 _FREEING = {"DEL", "UNLINK", "HDEL", "LTRIM", "LREM", "ZREMRANGEBYSCORE"}  # commands that a full server carries out
 
@@ -122,8 +120,7 @@ class SimulatedRedis:
             self._ends_s[key] = end_s
 
     def _command(self, words: Sequence[Any]) -> Any:
-        name, *args = map(str, words)
-        name = name.upper()
+        name, *args = [word if type(word) is str else str(word) for word in words]
         if (act := _READS.get(name)) is not None:
             self._expire(args[:1])
             return act(self.data, *args)
@@ -137,20 +134,20 @@ class SimulatedRedis:
         keys = args if name in ("DEL", "UNLINK") else args[:1]
         self._expire(keys)
         for key in keys:
-            before = self.data.get(key)
-            copy = before if isinstance(before, str | None) else before.copy()
-            self._journal.append((self.now_s(), key, copy, self._ends_s.get(key)))
+            self._journal.append((self.now_s(), key, self.data.get(key), self._ends_s.get(key)))
         reply = act(self.data, *args)
         for key in keys:
             if key not in self.data or (name == "SET" and reply == "OK"):
                 self._ends_s.pop(key, None)
-            if self.data.get(key) in ([], {}):
+            if key in self.data and not self.data[key] and self.data[key] != "":
                 del self.data[key]
         if name == "SET" and len(args) == 4:
             self._ends_s[args[0]] = self.now_s() + int(args[3]) / 1000
         return reply
 
     def _expire(self, keys: Sequence[str]) -> None:
+        if not self._ends_s:
+            return
         for key in keys:
             if key in self._ends_s and self._ends_s[key] <= self.now_s():
                 del self._ends_s[key], self.data[key]
@@ -270,7 +267,10 @@ def _hsetnx(data: Data, key: str, field: str, value: str) -> int:
 
 def _hdel(data: Data, key: str, *names: str) -> int:
     fields = _hash(data, key)
-    return sum(fields.pop(name, None) is not None for name in names)
+    left = {name: value for name, value in fields.items() if name not in names}
+    if len(left) < len(fields):
+        data[key] = left
+    return len(fields) - len(left)
 
 
 def _hincrby(data: Data, key: str, field: str, by: str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ LATE_S = (2.0, 25.0)  # how long a copy is held back after its client gave it up
 _ANSWERED_LATER = 0.2  # share of the answers that are on their way for some time; the others come as soon as a command is done
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Request:
     """A command or a script as a client sends it; its copies are the same request."""
 
@@ -127,6 +127,9 @@ class StoreClient:
         """(when it fails, answer) of the attempts under way, in this order, and of some that have ended."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
         async def send(*words: Any, **options: Any) -> Any:
             if name == "hmget" and isinstance(words[1], list):
                 words = (words[0], *words[1])
@@ -134,13 +137,13 @@ class StoreClient:
                 words = (*words[:3], "LIMIT", *words[3:])
             if options.get("nx"):
                 words = (*words, "NX")
-            reply = await self._request(lambda redis: redis.command(name, *words))
+            reply = await self._request(lambda redis: redis.command(command, *words))
             if name == "hgetall":
                 return _pairs(reply)
             return (int(reply[0]), _pairs(reply[1])) if name == "hscan" else reply
 
-        if name.startswith("_"):
-            raise AttributeError(name)
+        command = name.upper()
+        setattr(self, name, send)
         return send
 
     def register_script(self, text: str) -> Callable[..., Any]:
@@ -167,19 +170,19 @@ class StoreClient:
     async def aclose(self) -> None:
         pass
 
-    async def _request(self, act: Callable[[SimulatedRedis], Any]) -> Any:
-        request = Request(client=self._process, act=act)
+    def _request(self, act: Callable[[SimulatedRedis], Any]) -> Coroutine[Any, Any, Any]:
+        request = Request(self._process, act)
+        return self._retry.call_with_retry(lambda: self._attempt(request), _nothing)  # type: ignore[no-any-return]
 
-        async def attempt() -> Any:
-            answer = self._process.loop.create_future()
-            self._time_out(answer)
-            self._server.send(request, answer)
-            return await answer
+    def _attempt(self, request: Request) -> asyncio.Future[Any]:
+        answer = self._process.loop.create_future()
+        self._time_out(answer)
+        self._server.send(request, answer)
+        return answer
 
-        async def failed(_error: Exception) -> None:
-            pass
 
-        return await self._retry.call_with_retry(attempt, failed)
+async def _nothing(_error: Exception) -> None:
+    """What is done after an attempt that failed."""
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

@@ -9,25 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import heapq
 import itertools
+import resource
+import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.simulation.replacing import replaced
+
 THREAD_S = (0.0, 0.004)  # how long work in a thread takes: drawn from this range
+MOST_CALLBACKS = 3_000_000  # of a run; more are no progress
+LOOK_CALLBACKS = 10_000  # after which a loop looks whether it goes on
+COLLECT_CALLBACKS = 10 * LOOK_CALLBACKS  # after which it has Python collect garbage; most runs end before
+MOST_BYTES = 2 << 30  # of the process's memory
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 """The simulated process that the running code belongs to; None: the simulation itself."""
 
 
 class StalledError(AssertionError):
-    """Raised when nothing is left to do, and no timer is set."""
+    """Raised when nothing is left to do and no timer is set, or when the simulation does not come to an end."""
 
 
 class Process:
-    """A simulated process: its tasks, and whether it runs. Its monotonic clock began `booted_s` before the simulation's."""
+    """A simulated process: whether it runs, and its context. Its monotonic clock began `booted_s` before the simulation's."""
 
     def __init__(self, name: str, loop: VirtualLoop, booted_s: float = 0.0) -> None:
         self.name = name
@@ -37,15 +49,14 @@ class Process:
         self.is_paused = False
         self.held: list[_Handle] = []
         """Callbacks that were due while it was paused."""
-        self.tasks: list[asyncio.Task[Any]] = []
+        self.left: list[asyncio.Task[Any]] = []
+        """Tasks that were pending when it was killed: if they were dropped, their `finally` blocks would run."""
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
 
     def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Run a coroutine as a task of this process."""
-        task = self.loop.create_task(coroutine, context=self.context.copy())
-        self.tasks.append(task)
-        return task
+        return self.loop.create_task(coroutine, context=self.context.copy())
 
     def pause(self) -> None:
         self.is_paused = True
@@ -58,6 +69,7 @@ class Process:
     def kill(self) -> None:
         self.is_alive = False
         self.held.clear()
+        self.left = self.loop.pending_tasks()
 
 
 class _Task(asyncio.Task[Any]):
@@ -71,6 +83,12 @@ class _Task(asyncio.Task[Any]):
 
     def __hash__(self) -> int:
         return self._number
+
+
+def _new_task(loop: Any, coroutine: Coroutine[Any, Any, Any], **options: Any) -> asyncio.Task[Any]:
+    task = _Task(coroutine, loop=loop, **options)
+    loop.known.append(weakref.ref(task))
+    return task
 
 
 class _Handle:
@@ -90,6 +108,44 @@ def _nothing() -> None:
     """What a callback that was cancelled does."""
 
 
+class _Sleep:
+    """What asyncio.sleep returns: a timer that wakes the task that awaits it, without a future in between."""
+
+    __slots__ = ("_asyncio_future_blocking", "_context", "_delay_s", "_is_cancelled", "_loop", "_timer", "_wake")
+
+    def __init__(self, loop: VirtualLoop, delay_s: float) -> None:
+        self._loop, self._delay_s = loop, delay_s
+        self._is_cancelled = False
+
+    def __await__(self) -> Iterator[_Sleep]:
+        self._asyncio_future_blocking = True
+        yield self
+
+    def get_loop(self) -> VirtualLoop:
+        return self._loop
+
+    def add_done_callback(self, wake: Callable[[_Sleep], None], *, context: contextvars.Context) -> None:
+        """Begin: the task does this as soon as it waits."""
+        self._wake, self._context = wake, context
+        if self._delay_s > 0:
+            self._timer = self._loop.call_later(self._delay_s, wake, self, context=context)
+        else:
+            self._timer = self._loop.call_soon(wake, self, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        if self._is_cancelled:
+            return False
+        self._is_cancelled = True
+        self._timer.cancel()
+        self._loop.call_soon(self._wake, self, context=self._context)
+        return True
+
+    def result(self) -> None:
+        del self._timer  # which refers to this
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
     """The loop. `random`: for the time that threads take."""
 
@@ -98,18 +154,28 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._random = random
         self._timers: list[tuple[float, int, _Handle]] = []
         self._numbers = itertools.count()
-        self._now_s = 0.0
+        self.now_s = 0.0
+        """The simulation's clock, for those who read it often."""
         self.ready: deque[_Handle] = deque()
         """The callbacks that run next, in order."""
         self.num_callbacks = 0
-        """Callbacks that have run so far."""
+        """Callbacks that had run when they were last counted, which is every LOOK_CALLBACKS and whenever the loop stops."""
         self.errors: list[tuple[str, BaseException | None]] = []
         """Exceptions that nobody has caught, each with what asyncio says of it."""
-        self.set_task_factory(lambda loop, coroutine, **options: _Task(coroutine, loop=loop, **options))
+        self.known: list[weakref.ref[asyncio.Task[Any]]] = []
+        """The tasks that were made, in order, and some of them are over."""
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self.set_task_factory(_new_task)
         self.set_exception_handler(self._note_error)
 
     def time(self) -> float:
-        return self._now_s
+        return self.now_s
+
+    def pending_tasks(self) -> list[asyncio.Task[Any]]:
+        """All tasks that are not over, in the order in which they were made."""
+        found = [(ref, task) for ref in self.known if (task := ref()) is not None and not task.done()]
+        self.known = [ref for ref, _ in found]
+        return [task for _, task in found]
 
     def _note_error(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append((str(context["message"]), context.get("exception")))
@@ -125,7 +191,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Handle:
         timer = _Handle(callback, args, context)
-        heapq.heappush(self._timers, (self._now_s + delay, next(self._numbers), timer))
+        heapq.heappush(self._timers, (self.now_s + delay, next(self._numbers), timer))
         return timer
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None) -> _Handle:
@@ -153,25 +219,58 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        """Run what is due, and then let time pass to the next timer, again and again until the loop is stopped."""
-        ready, timers = self.ready, self._timers
+        """Run what is due, and then let time pass to the next timer, again and again until the loop is stopped.
+
+        Meanwhile asyncio need not look up which loop runs, for which it would ask the kernel for the process's id each time.
+        """
+        with ExitStack() as stack:
+            for module, name, known in (
+                (asyncio.events, "_get_running_loop", lambda: self),
+                (asyncio.events, "get_running_loop", lambda: self),
+                (asyncio, "get_running_loop", lambda: self),
+                (asyncio, "sleep", partial(_Sleep, self)),
+            ):
+                stack.enter_context(replaced(module, name, known))
+            self._run_until_stopped()
+
+    def _run_until_stopped(self) -> None:
+        ready, timers, left = self.ready, self._timers, LOOK_CALLBACKS
         while not self._stopping:
             if ready:
                 handle = ready.popleft()
             elif timers:
                 when_s, _, handle = heapq.heappop(timers)
-                if when_s > self._now_s and not handle.is_cancelled:
-                    self._now_s = when_s
+                if when_s > self.now_s and not handle.is_cancelled:
+                    self.now_s = when_s
             else:
                 raise StalledError("nothing is left to do")
             if handle.is_cancelled:
                 continue
             process = handle.context.get(PROCESS)
             if process is None or (process.is_alive and not process.is_paused):
-                self.num_callbacks += 1
+                left -= 1
                 try:
                     handle.context.run(handle.callback, *handle.args)
                 except Exception as err:
                     self.call_exception_handler({"message": f"Exception in callback {handle.callback}", "exception": err})
+                if not left:
+                    left = LOOK_CALLBACKS
+                    self.num_callbacks += LOOK_CALLBACKS
+                    self._check_bounds()
             elif process.is_alive:
                 process.held.append(handle)
+        self.num_callbacks += LOOK_CALLBACKS - left
+
+    def _check_bounds(self) -> None:
+        """Raise StalledError where the loop has run too much or holds too much, as one that is stuck in one moment does."""
+        if self.num_callbacks > MOST_CALLBACKS:
+            raise StalledError(f"{self.now_s:.3f} s: no end after {self.num_callbacks} callbacks")
+        if not self.num_callbacks % COLLECT_CALLBACKS:
+            gc.collect()  # at the same moments of every run: finalizers may do something
+            if (held_bytes := _resident_bytes()) > MOST_BYTES:
+                raise StalledError(f"{self.now_s:.3f} s: the simulation holds {held_bytes >> 20} MiB")
+
+
+def _resident_bytes() -> int:
+    """Bytes of memory that this process has at present."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -21,14 +21,17 @@ from headrace.errors import HeadraceError
 from headrace.preprocessor import engine, known_jobs
 from headrace.reorder_service import leadership, tidying
 from headrace.reorder_service import server as reorder_server
+from headrace.reorder_service import service as service_module
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store import redis_database
 from headrace.trainer.loading import relay, relay_stream, session
-from tests.simulation import determinism, fibers
+from tests.simulation import determinism, fibers, remembered
 from tests.simulation.data_set import SimulatedJobWork, list_shards
 from tests.simulation.network import Network
+from tests.simulation.replacing import replaced
 from tests.simulation.simulated_channel import BlockingChannel, SimulatedChannel
 from tests.simulation.simulated_preprocessor import run_preprocessor
 from tests.simulation.simulated_relay import BlockingServer, SimulatedPlace
@@ -169,12 +172,14 @@ class World:
                 (reorder_server, "Leadership", self._leadership),
                 (leadership, "run_in_own_loop", lambda work: work()),
                 (reorder_server, "_set_up_gauges", lambda _leadership: None),
+                (PlannedStep, "make_plan", remembered.make_plan),
+                (service_module, "load_spec_json", remembered.spec_of),
                 (tidying, "steps_per_page", lambda _global_batch: STEPS_PER_PAGE),
                 (engine, "list_shards", list_shards),
                 (known_jobs, "JobWork", SimulatedJobWork),
                 (Work, "__hash__", lambda work: hash(work.priority)),  # sets of works are walked through
             ):
-                stack.enter_context(determinism.replaced(target, name, ours))
+                stack.enter_context(replaced(target, name, ours))
             stack.enter_context(determinism.simulating(self.loop, self.seed, fibers.sleep))
             stack.callback(gc.enable)
             gc.disable()  # finalizers run at moments that depend on what ran before
@@ -197,7 +202,7 @@ class World:
         self.loop.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # what they begin while they end is awaited by nobody
-            for task in asyncio.all_tasks(self.loop):
+            for task in self.loop.pending_tasks():
                 coroutine = task.get_coro()
                 task._log_destroy_pending = False
                 with contextlib.suppress(BaseException):
@@ -244,6 +249,8 @@ class World:
         """What a reorder service serves with at present; None where it does not lead, or knows that it may not."""
         process = actor.process
         if process is not None and process.is_alive and process in self._leaderships:
+            if self._leaderships[process].active_service is None:
+                return None
             with contextlib.suppress(HeadraceError):
                 found: ReorderService = process.context.copy().run(lambda: self._leaderships[process].service)
                 return found

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from tests.simulation import virtual_loop
 from tests.simulation.fibers import Threading, in_fiber, sleep
 from tests.simulation.virtual_loop import PROCESS, Process, StalledError, VirtualLoop
 
@@ -43,6 +44,64 @@ def test_a_killed_process_does_not_even_run_its_finally_blocks(loop: VirtualLoop
     loop.run_until_complete(asyncio.sleep(5.0))
     assert done == []
     task._log_destroy_pending = False
+
+
+def test_what_a_killed_process_waited_for_may_be_forgotten_and_its_finally_blocks_do_not_run(loop: VirtualLoop) -> None:
+    process, done = Process("one", loop), []
+
+    async def main() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            done.append(loop.time())
+
+    process.spawn(main())
+    loop.call_at(1.0, process.kill)
+    loop.run_until_complete(asyncio.sleep(5.0))
+    assert (len(process.left), done) == (2, [])  # and the test's own, which sleeps
+    process.left[0]._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_sleep_that_is_cancelled_ends_at_once_and_only_once(loop: VirtualLoop) -> None:
+    ended: list[float] = []
+
+    async def main() -> None:
+        try:
+            await asyncio.sleep(2.0)
+        finally:
+            ended.append(loop.time())
+
+    async def cancel() -> None:
+        task = asyncio.create_task(main())
+        await asyncio.sleep(0.5)
+        task.cancel()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(5.0)
+
+    loop.run_until_complete(cancel())
+    assert (ended, loop.errors) == ([0.5], [])
+
+
+def test_a_loop_that_is_stuck_in_one_moment_says_so(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin() -> None:
+        loop.call_soon(spin)
+
+    monkeypatch.setattr(virtual_loop, "MOST_CALLBACKS", 3 * virtual_loop.LOOK_CALLBACKS)
+    spin()
+    with pytest.raises(StalledError, match="no end after"):
+        loop.run_forever()
+
+
+def test_a_simulation_that_holds_too_much_says_so(loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spin() -> None:
+        loop.call_later(0.1, spin)
+
+    monkeypatch.setattr(virtual_loop, "MOST_BYTES", 1 << 20)
+    spin()
+    with pytest.raises(StalledError, match="holds"):
+        loop.run_forever()
 
 
 def test_a_paused_process_goes_on_where_it_was_when_it_resumes(loop: VirtualLoop) -> None:

@@ -58,8 +58,10 @@ class FairQueue(Generic[_Item]):
 
     def first(self) -> _Item | None:
         """Return the item to serve next, without removing it; None if nothing waits."""
-        job = min(self._heaps, key=lambda job: (self._had[job], self._heaps[job][0]), default=None)
-        return self._heaps[job][0][2] if job is not None else None
+        if not self._heaps:
+            return None
+        job = min(self._heaps, key=lambda job: (self._had[job], self._heaps[job][0]))
+        return self._heaps[job][0][2]
 
     def first_few(self, count: int) -> list[_Item]:
         """Return `first` and the items that follow it in the same job, in order and at most `count` in all."""

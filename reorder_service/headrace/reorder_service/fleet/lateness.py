@@ -27,19 +27,23 @@ def assess(members: Collection[Member], now_s: float, patience_s: Mapping[bool, 
 
     `patience_s`: by `Work.keep`, see `patience`. Returns the members of which that has changed.
     """
-    former = [(member.allowed, member.silent) for member in members]
     rates = {m: rate / m.slots for m in members if (rate := m.paces[True].rate(now_s)) is not None}
     usual = statistics.median(rates.values()) if rates else 0.0
+    silent = {
+        m
+        for keep, of_kind in patience_s.items()
+        for m in members
+        if m.paces[keep].num_open and m.paces[keep].silence_s(now_s) > of_kind.get(m, math.inf) and not m.is_full
+    }
+    changed = []
     for member in members:
         slower = min(1.0, rates[member] / usual) if member in rates and usual else 1.0
-        member.allowed = max(1, member.slots // LEAST_SHARE, math.ceil(member.slots * slower))
-    silent: set[Member] = set()
-    for keep in (False, True):
-        of_kind = patience_s[keep]
-        silent |= {m for m in members if m.paces[keep].silence_s(now_s) > of_kind.get(m, math.inf) and not m.is_full}
-    for member in members:
-        member.silent = member in silent and len(silent) < len(members)
-    return [member for member, before in zip(members, former, strict=True) if (member.allowed, member.silent) != before]
+        allowed = max(1, member.slots // LEAST_SHARE, math.ceil(member.slots * slower))
+        is_silent = member in silent and len(silent) < len(members)
+        if member.allowed != allowed or member.silent != is_silent:
+            member.allowed, member.silent = allowed, is_silent
+            changed.append(member)
+    return changed
 
 
 def late_leases(
@@ -65,7 +69,12 @@ def late_leases(
 
 
 def patience(members: Collection[Member], *, keep: bool) -> Patience:
-    """Return for how long each member may be silent while it has work of this kind; empty while no usual gap is known."""
+    """Return for how long each member may be silent while it has work of this kind.
+
+    Empty while no usual gap is known, and while nobody has such work: then nobody is late.
+    """
+    if not any(m.paces[keep].num_open for m in members):
+        return {}
     gaps_s = {m: gap_s for m in members if (gap_s := m.paces[keep].gap_s) is not None}
     if not gaps_s:
         return {}

@@ -25,6 +25,9 @@ MOST_PATH = 2 * MAX_PATH  # characters in a shard's URL or its name: a source's 
 MOST_LISTED_BYTES = 1 << 30  # in a list of shards, all pages together: a million shards take some 200 MB
 MOST_COUNT = 1 << 50  # upper bound of every number in a heartbeat
 
+_COUNTS = [field.name for field in fleet_pb2.Heartbeat.DESCRIPTOR.fields if field.message_type is None]
+_OCCUPANCY = [field.name for field in fleet_pb2.Heartbeat.DESCRIPTOR.fields_by_name["occupancy"].message_type.fields]
+
 _REASON = re.compile("[a-z_]{1,64}")  # one of headrace.quarantine.Reason, or one that a newer release has besides
 
 ANSWERS = {
@@ -76,11 +79,10 @@ def check_listed(num_shards: int, num_bytes: int) -> None:
 
 
 def _heartbeat(beat: fleet_pb2.Heartbeat) -> None:
-    counted = {field.name: getattr(beat, field.name) for field in beat.DESCRIPTOR.fields if field.message_type is None}
-    held = {field.name: getattr(beat.occupancy, field.name) for field in beat.occupancy.DESCRIPTOR.fields}
-    for name, value in (counted | held).items():
-        if not 0 <= value <= MOST_COUNT:
-            raise UserError(f"a heartbeat's {name} must be 0 to 2^50, got {value}")
+    for message, names in ((beat, _COUNTS), (beat.occupancy, _OCCUPANCY)):
+        for name in names:
+            if not 0 <= (value := getattr(message, name)) <= MOST_COUNT:
+                raise UserError(f"a heartbeat's {name} must be 0 to 2^50, got {value}")
 
 
 def _listed(page: fleet_pb2.ShardsListed) -> None:
