@@ -98,7 +98,7 @@ def with_call_metadata(channel: grpc.Channel, token: str) -> grpc.Channel:
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """A server interceptor that refuses calls with a wrong token, another protocol version, or a request too large or malformed.
 
-    Calls refused for token or version are answered with an error message, and their request is not received.
+    Calls refused for token or version are answered with an error message, and nothing of their request is decoded.
     """
 
     def __init__(self, token: str) -> None:
@@ -111,7 +111,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or details.method.startswith(_OPEN):
             return handler
         if (refusal := self._refusal(dict(details.invocation_metadata))) is not None:
-            return _refused(refusal)
+            return _refused(handler, refusal)
         return _decoding(handler, _MOST_BYTES.get(details.method, MAX_REQUEST_BYTES)) if "headrace" in details.method else handler
 
     def _refusal(self, metadata: dict[str, Any]) -> HeadraceError | None:
@@ -134,16 +134,16 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return None
 
 
-def _refused(refusal: HeadraceError) -> Any:
-    """Return a handler that aborts every call with `refusal`, and takes nothing of its request.
+def _refused(handler: Any, refusal: HeadraceError) -> Any:
+    """Return a handler of the same kind that aborts every call with `refusal`, and leaves requests as undecoded bytes.
 
-    It is one of a stream, also in place of a unary method: gRPC would receive the whole request of that before it asks.
+    One of a stream would receive nothing, but a caller of a unary method then hears of an internal error as often as not.
     """
 
-    async def refuse(_requests: Any, context: grpc.aio.ServicerContext) -> None:
+    async def refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
         await context.abort(status_of(refusal), str(refusal))
 
-    return grpc.stream_stream_rpc_method_handler(refuse)
+    return _handler(handler, refuse, None)
 
 
 def _decoding(handler: Any, most_bytes: int) -> Any:
@@ -165,7 +165,7 @@ def _decoding(handler: Any, most_bytes: int) -> Any:
     return _handler(handler, act, decoded)
 
 
-def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any]) -> Any:
+def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] | None) -> Any:
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
         (False, True): grpc.unary_stream_rpc_method_handler,

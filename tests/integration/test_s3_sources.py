@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import logging
 import threading
@@ -134,6 +135,7 @@ def running(moto: int) -> Iterator[Gateway]:
         _fill(fsspec.filesystem("s3", endpoint_url=f"http://127.0.0.1:{moto}"))
         yield gateway
     driver.clear_instance_cache()
+    gc.collect()  # closes their connections here, and not in the event loop of a later test
     server.shutdown()
     thread.join()
     server.server_close()
