@@ -26,15 +26,15 @@ BUDGET_MIB = 64
 
 
 def job_spec(name: str, steps: int) -> JobSpec:
-    """The bundled example in small steps of eight parts, with cheap images."""
+    """The bundled example in small steps of eight parts, two of which share a lease, with cheap images."""
     return parse_spec(
         {
             "name": name,
             "sources": [{"path": str(example_data()), "name": "data"}],
             "steps": steps,
             "global_batch": 16,
-            "part_samples": 2,
-            "topology": {"replicas": COUNT, "microbatches": 2},
+            "part_samples": 4,
+            "topology": {"replicas": COUNT, "microbatches": 4},
             "image": {"max_pixels": 112 * 112},
         }
     )

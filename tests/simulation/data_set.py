@@ -36,7 +36,7 @@ def job_spec(name: str, *, steps: int, ranks: int, window: int, substitute: bool
             "sources": [{"path": "/simulated", "name": "rows", "on_bad": "substitute" if substitute else "skip"}],
             "steps": steps,
             "global_batch": 4 * ranks,
-            "part_samples": 2,
+            "part_samples": 2 if substitute else 4,  # with 4, parts of different ranks share leases
             "window": window,
             "strategy": "random",
             "topology": {"replicas": ranks, "microbatches": 2},

@@ -23,6 +23,7 @@ from headrace.reorder_service import leadership, tidying
 from headrace.reorder_service import server as reorder_server
 from headrace.reorder_service import service as service_module
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs import part_decoding
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
@@ -175,6 +176,7 @@ class World:
                 (PlannedStep, "make_plan", remembered.make_plan),
                 (service_module, "load_spec_json", remembered.spec_of),
                 (tidying, "steps_per_page", lambda _global_batch: STEPS_PER_PAGE),
+                (part_decoding, "LOTS_PER_MEMBER", 0),  # a step has too few parts for several lots a member
                 (engine, "list_shards", list_shards),
                 (known_jobs, "JobWork", SimulatedJobWork),
                 (Work, "__hash__", lambda work: hash(work.priority)),  # sets of works are walked through
