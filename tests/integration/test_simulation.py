@@ -39,6 +39,22 @@ def test_runs_keep_every_promise_and_a_seed_gives_the_same_run_whatever_ran_befo
     assert again == many[2:3]
 
 
+def test_nothing_of_a_run_is_left_once_the_next_begins() -> None:
+    code = """
+from tests.simulation import determinism
+determinism.install()
+import gc
+from tests.simulation import campaign
+from tests.simulation.virtual_loop import VirtualLoop
+for seed in range(3):
+    campaign.run_seed(seed)
+determinism.forget_former_runs()
+gc.unfreeze()
+print(sum(type(one) is VirtualLoop for one in gc.get_objects()))
+"""
+    assert python(code) == "0\n"
+
+
 @pytest.mark.slow
 def test_faults_that_are_put_into_the_code_are_found() -> None:
     done = simulate("--find-seeded", "two_leaders_write", "a_lost_wake_up", "a_relay_of_the_former_leader")
@@ -114,6 +130,10 @@ import json
 from tests.simulation.simulation_run import undisturbed
 print(json.dumps(undisturbed({RANKS}, {STEPS}, False).ledger))
 """
-    environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    return [[entry[0], entry[2]] for entry in map(json.loads, json.loads(done.stdout))]
+    return [[entry[0], entry[2]] for entry in map(json.loads, json.loads(python(code)))]
+
+
+def python(code: str) -> str:
+    """What a program prints, run as the simulation is."""
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "HEADRACE_RELAY": "0"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stdout

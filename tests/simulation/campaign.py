@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,7 +37,6 @@ def shrunk(seed: int, faulty: Faulty = nullcontext) -> Outcome:
 
 def runs(first: int, stride: int, is_over: Callable[[int], bool]) -> Iterator[Outcome]:
     """The runs of every `stride`-th seed, until `is_over(number of runs)`."""
-    gc.freeze()  # what is imported stays: the collection after each run need not look at it
     number = 0
     while not is_over(number):
         outcome = run_seed(first + number * stride)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,9 @@ def _listed(value: Any) -> Any:
     return [_listed(value[place + 1]) for place in range(len(value))] if lua51.lua_type(value) == "table" else value
 
 
+_CJSON = _lua.table_from({"decode": lambda text: _to_lua(json.loads(text)), "encode": _encoded})
+
+
 class SimulatedRedis:
     """The data of one server, and what is done to them. `now_s`: the server's wall clock."""
 
@@ -77,8 +81,8 @@ class SimulatedRedis:
         self.is_full = False
         self.is_read_only = False
         self._has_written = False  # the present script
-        self._cjson = _lua.table_from({"decode": lambda text: _to_lua(json.loads(text)), "encode": _encoded})
-        self._redis = _lua.table_from({"call": lambda *words: _to_lua(self._command(words))})
+        this = weakref.proxy(self)  # Python's collector does not see what Lua refers to: a cycle over it would stay for good
+        self._redis = _lua.table_from({"call": lambda *words: _to_lua(this._command(words))})
 
     # -- whole requests -----------------------------------------------------------------------------------------------
 
@@ -90,7 +94,7 @@ class SimulatedRedis:
     def script(self, text: str, keys: Sequence[str], args: Sequence[str]) -> Any:
         """Run a script as EVAL does, and return its reply."""
         self._has_written = False
-        reply = _script(text)(self._redis, self._cjson, _lua.table_from(list(keys)), _lua.table_from(list(args)))
+        reply = _script(text)(self._redis, _CJSON, _lua.table_from(list(keys)), _lua.table_from(list(args)))
         return _from_lua(reply)
 
     @property

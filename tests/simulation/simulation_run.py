@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from headrace import rpc
 from headrace.spec import JobSpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
+from tests.simulation import determinism
 from tests.simulation.checkers import Checkers, Expected, ledger_of
 from tests.simulation.data_set import job_spec
 from tests.simulation.fault_plan import Fault, Setting
@@ -46,21 +47,26 @@ class Outcome:
 
 def run(seed: int, setting: Setting, faults: tuple[Fault, ...], faulty: Faulty = nullcontext) -> Outcome:
     """Run the job of a setting with these faults."""
-    spec = _spec(setting)
     expected = undisturbed(setting.ranks, setting.steps, setting.substitute)
+    determinism.forget_former_runs()
     with faulty():
-        world = World(seed, services=setting.services, preprocessors=setting.preprocessors, host_ranks=setting.host_ranks)
-        with world.running():
-            trainers = Trainers(world, JOB, setting.ranks, step_s=setting.step_s, together=setting.together)
-            striking = Striking(world, trainers, JOB, lambda: checkers.put_back())
-            checkers = Checkers(world, trainers, JOB, expected, lambda: not striking.is_clock_disturbed)
-            _begin(world, trainers, spec)
-            striking.plan(faults)
-            has_ended = _await_end(world, trainers, checkers, setting, faults)
-            checkers.look_at_errors()
-            if has_ended:
-                checkers.look_at_end(JOB)
-            world.close()
+        return _run(seed, setting, faults, expected)
+
+
+def _run(seed: int, setting: Setting, faults: tuple[Fault, ...], expected: Expected) -> Outcome:
+    spec = _spec(setting)
+    world = World(seed, services=setting.services, preprocessors=setting.preprocessors, host_ranks=setting.host_ranks)
+    with world.running():
+        trainers = Trainers(world, JOB, setting.ranks, step_s=setting.step_s, together=setting.together)
+        striking = Striking(world, trainers, JOB, lambda: checkers.put_back())
+        checkers = Checkers(world, trainers, JOB, expected, lambda: not striking.is_clock_disturbed)
+        _begin(world, trainers, spec)
+        striking.plan(faults)
+        has_ended = _await_end(world, trainers, checkers, setting, faults)
+        checkers.look_at_errors()
+        if has_ended:
+            checkers.look_at_end(JOB)
+        world.close()
     return Outcome(
         seed=seed,
         faults=faults,

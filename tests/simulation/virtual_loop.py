@@ -28,7 +28,7 @@ THREAD_S = (0.0, 0.004)  # how long work in a thread takes: drawn from this rang
 MOST_CALLBACKS = 3_000_000  # of a run; more are no progress
 LOOK_CALLBACKS = 10_000  # after which a loop looks whether it goes on
 COLLECT_CALLBACKS = 10 * LOOK_CALLBACKS  # after which it has Python collect garbage; most runs end before
-MOST_BYTES = 2 << 30  # of the process's memory
+MOST_BYTES = 2 << 30  # that memory may grow by in a run
 
 PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
 """The simulated process that the running code belongs to; None: the simulation itself."""
@@ -158,6 +158,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """The simulation's clock, for those who read it often."""
         self.ready: deque[_Handle] = deque()
         """The callbacks that run next, in order."""
+        self._first_bytes = _resident_bytes()
         self.num_callbacks = 0
         """Callbacks that had run when they were last counted, which is every LOOK_CALLBACKS and whenever the loop stops."""
         self.errors: list[tuple[str, BaseException | None]] = []
@@ -267,8 +268,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise StalledError(f"{self.now_s:.3f} s: no end after {self.num_callbacks} callbacks")
         if not self.num_callbacks % COLLECT_CALLBACKS:
             gc.collect()  # at the same moments of every run: finalizers may do something
-            if (held_bytes := _resident_bytes()) > MOST_BYTES:
-                raise StalledError(f"{self.now_s:.3f} s: the simulation holds {held_bytes >> 20} MiB")
+            if (held_bytes := _resident_bytes() - self._first_bytes) > MOST_BYTES:
+                raise StalledError(f"{self.now_s:.3f} s: the simulation holds {held_bytes >> 20} MiB more than when it began")
 
 
 def _resident_bytes() -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
@@ -183,8 +182,6 @@ class World:
             ):
                 stack.enter_context(replaced(target, name, ours))
             stack.enter_context(determinism.simulating(self.loop, self.seed, fibers.sleep))
-            stack.callback(gc.enable)
-            gc.disable()  # finalizers run at moments that depend on what ran before
             yield
 
     def run_until(self, is_over: Callable[[], bool], deadline_s: float, every_s: float = 0.25) -> bool:
