@@ -54,8 +54,6 @@ class Planner:
         self._corrections = Corrections(record.job, store)
         self._batch_size = BatchSize(spec.window)
         self._turns = Turns()
-        self._first: int | None = None  # the step that this process has planned first, for which ranks may wait
-        self._has_first = asyncio.Event()  # it has been handed out
 
     @property
     def warning(self) -> str:
@@ -63,14 +61,7 @@ class Planner:
         return self._batch_size.warning
 
     async def step(self, index: int, batches: GlobalBatches, generation: int) -> PlannedStep:
-        """Return a new step, of which only the samples are known.
-
-        All others wait until the first one is handed out: after a change of leader every rank waits for that one.
-        """
-        if self._first is None:
-            self._first = index
-        elif index > self._first:
-            await self._has_first.wait()
+        """Return a new step, of which only the samples are known."""
 
         def look_up() -> tuple[list[SampleRef], int]:
             refs = batches.refs(index)
@@ -231,7 +222,6 @@ class Planner:
             if number % PLACED_AT_A_TIME == 1:
                 await asyncio.sleep(0)  # lets plans go out and messages be handled
             decoding.submit(lot)
-        self._has_first.set()
 
     async def _substitute(self, step: PlannedStep, answers: list[common_pb2.Probe]) -> None:
         """Find good samples for the places of refused ones, where their source asks for substitutes. `answers`: as in `probe`."""

@@ -9,7 +9,6 @@ import pytest
 
 from headrace.errors import ConflictError, SpecError, SupersededError
 from headrace.spec import load_spec_json, parse_spec
-from headrace.v1 import fleet_pb2
 from tests.unit.reorder_service.job_world import ROWS, Preprocessor, Start, commit, consume, names, submit, told_step, until
 
 
@@ -126,22 +125,3 @@ async def test_a_submission_that_was_cut_off_is_taken_up_by_the_next(start: Star
     spec = parse_spec({"name": "cut", "sources": [{"path": "/d"}]})
     await service.store.create_job("cut", spec.to_json())
     assert (await service.submit(spec.to_json())).name == "cut"
-
-
-async def test_the_step_that_ranks_wait_for_is_handed_out_before_others_are_looked_at(start: Start) -> None:
-    asked: list[tuple[str, str]] = []
-
-    class Noting(Preprocessor):
-        def _hear(self, order: fleet_pb2.FleetOrder) -> None:
-            if order.WhichOneof("order") == "probe_samples":
-                asked.append(("probe", order.probe_samples.trace.rpartition("/")[2]))
-            elif order.WhichOneof("order") == "decode_part":
-                asked.append(("decode", str(order.decode_part.step)))
-            super()._hear(order)
-
-    preprocessor = Noting(service=await start())
-    preprocessor.join()
-    await submit(preprocessor.service, join=False, window=3)
-    await until(lambda: len(preprocessor.decoded) == 6)
-    assert asked[:3] == [("probe", "0"), ("decode", "0"), ("decode", "0")]
-    assert {step for _, step in asked[3:]} == {"1", "2"}
