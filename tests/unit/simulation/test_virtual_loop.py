@@ -99,7 +99,13 @@ def test_a_simulation_that_holds_too_much_says_so(loop: VirtualLoop, monkeypatch
         loop.call_later(0.1, spin)
 
     monkeypatch.setattr(virtual_loop, "MOST_BYTES", 0)
-    held = bytearray(b"x" * (64 << 20))
+    held: list[bytearray] = []
+
+    def hold() -> None:
+        held.append(bytearray(b"x" * (8 << 20)))  # more and more, as freed memory of former tests may come first
+        loop.call_later(1_000.0, hold)
+
+    hold()
     spin()
     with pytest.raises(StalledError, match="MiB more than"):
         loop.run_forever()
