@@ -19,7 +19,7 @@ from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.ledger_pages import LedgerPage
 from tests.simulation.simulated_redis import SimulatedRedis, SortedSet
 from tests.simulation.store_link import Request
-from tests.simulation.trainers import Trainers
+from tests.simulation.trainers import Delivered, Trainers
 from tests.simulation.virtual_loop import Process
 from tests.simulation.world import World
 
@@ -72,6 +72,8 @@ class Checkers:
         """The job's committed steps."""
         self.num_commits = 0
         """Steps that were committed, those among them that a reset or an older store took back, and that were committed again."""
+        self._forgotten: list[tuple[int, Delivered]] = []
+        """(changes of the store, what ranks had had) of each time that the job went back."""
         self._first_leader: ReorderService | None = None
         self._silent: dict[ReorderService, set[str]] = {}
         """The service that led when it was last looked at -> members that it had not heard for long."""
@@ -83,8 +85,10 @@ class Checkers:
     # -- the store ----------------------------------------------------------------------------------------------------
 
     def put_back(self) -> None:
-        """Begin again from what the store has now: it has become older."""
+        """Begin again from what the store has now: it has become older, and may have lost that the job has gone back."""
         self._num_changes = self._world.store.redis.num_changes
+        while self._forgotten and self._forgotten[-1][0] > self._num_changes:
+            self._trainers.recall_delivered(self._forgotten.pop()[1])
         self.cursor = self._stored_cursor()
 
     def is_job_done(self) -> bool:
@@ -125,7 +129,7 @@ class Checkers:
             if cursor > self.cursor + 1:
                 self._violated(f"the job went from step {self.cursor} to step {cursor} at once")
         if cursor < self.cursor:
-            self._trainers.forget_delivered(cursor)
+            self._forgotten.append((self._num_changes, self._trainers.forget_delivered(cursor)))
         self.cursor = cursor
 
     def _look_at_commit(self, step: int, entry: str) -> None:

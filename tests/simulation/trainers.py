@@ -14,6 +14,9 @@ from tests.simulation.world import RESTART_S, World
 
 log = logging.getLogger(__name__)
 
+Delivered = dict[tuple[int, int], tuple[int, ...]]
+"""(rank, step) -> ids of the samples that the rank has had."""
+
 
 class Trainers:
     """All ranks of a job. `together`: where one is lost, all begin again from the newest checkpoint of all, as under torchrun."""
@@ -24,8 +27,7 @@ class Trainers:
         self._job = job
         self.num_ranks = num_ranks
         self.together = together
-        self.delivered: dict[tuple[int, int], tuple[int, ...]] = {}
-        """(rank, step) -> ids of the samples that the rank has had."""
+        self.delivered: Delivered = {}
         self._step_s = step_s
         self._random = world.random("trainers")
         self.ranks: dict[int, Rank] = {}
@@ -82,9 +84,15 @@ class Trainers:
 
         process.spawn(main())
 
-    def forget_delivered(self, step: int) -> None:
-        """What ranks have had of this step and later ones does not count any more: the job has gone back to it."""
+    def forget_delivered(self, step: int) -> Delivered:
+        """What ranks have had of this step and later ones does not count any more: the job has gone back to it. Return that."""
+        forgotten = {key: ids for key, ids in self.delivered.items() if key[1] >= step}
         self.delivered = {key: ids for key, ids in self.delivered.items() if key[1] < step}
+        return forgotten
+
+    def recall_delivered(self, forgotten: Delivered) -> None:
+        """What was forgotten counts again: the job was never told to go back."""
+        self.delivered = forgotten | self.delivered
 
     def kill(self, number: int) -> None:
         process = self.processes[number]
