@@ -11,7 +11,7 @@ WOKEN = 32  # callers that wait and are woken for one turn; those that find its 
 
 
 class LoopTurns:
-    """Spreads work over turns of an event loop, so that none of them gets long, and what comes first goes first.
+    """Spreads work over turns of an event loop, so that none of them gets long, and what has the lowest number goes first.
 
     A thousand streams that all have something to do at once would make one turn last for seconds. Meanwhile nothing else is
     done, and gRPC accepts one call in a turn.

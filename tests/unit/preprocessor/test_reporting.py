@@ -76,3 +76,5 @@ async def test_heartbeats_come_by_themselves_where_there_is_nothing_else() -> No
             await asyncio.sleep(0.01)
     for task in tasks:
         task.cancel()
+    assert stream.messages[0] == ["hello"]
+    assert all(message == ["heartbeat"] for message in stream.messages[1:])

@@ -31,7 +31,7 @@ from headrace.reorder_service.fleet.waiting import WaitingWork
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
-OVER = 1.0  # see Fleet
+OVER = 1.0  # urgent works beyond its slots, over these, that a member gets while others may still come
 AHEAD = 8  # waiting works that the only member with a free slot may choose from: trainers need the ones behind them later
 _NEAR, _NEW = metrics.SAMPLES_PLACED.labels("near"), metrics.SAMPLES_PLACED.labels("new")
 

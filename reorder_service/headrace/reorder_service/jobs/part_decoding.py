@@ -73,14 +73,29 @@ class Decoding:
 
     def submit(self, lot: Sequence[PlannedPart]) -> None:
         """Have parts decoded under one lease, and kept until the fleet releases their `work`."""
-        work = self.work_of(lot[0]) if len(lot) == 1 else _LotDecoding(self, lot).start()
+        work = self.work_alone(lot[0]) if len(lot) == 1 else _LotDecoding(self, lot).start()
         for part in lot:
             part.work = work
         self.orders.fleet.submit(work)
 
-    def work_of(self, part: PlannedPart) -> Work:
+    def work_alone(self, part: PlannedPart) -> Work:
         """Return the work of one part by itself, to submit."""
         return _PartDecoding(self, part).start()
+
+    def work_on(self, parts: Sequence[PlannedPart], **of_kind: Any) -> Work:
+        """Return a work on parts. `of_kind`: those of Work's fields that differ between a lot and a single part."""
+        first = parts[0]
+        return Work(
+            job=self.orders.job,
+            share=self.orders.share,
+            priority=(self.step, WorkKind.DECODE, first.microbatch, first.replica),
+            keep=True,
+            urgent=self.urgent,
+            shards=_summed(part.shards for part in parts),
+            probed_by=_summed(part.probed_by for part in parts),
+            trials=partial(self.trials, parts),
+            **of_kind,
+        )
 
     def message(self, part: PlannedPart) -> DecodePart:
         """Return the order to decode one part, to which lease and shards are to be added."""
@@ -115,21 +130,13 @@ class _LotDecoding:
         self._decoding, self._parts = decoding, parts
 
     def start(self) -> Work:
-        decoding, first = self._decoding, self._parts[0]
-        return Work(
-            job=decoding.orders.job,
-            share=decoding.orders.share,
-            priority=(decoding.step, WorkKind.DECODE, first.microbatch, first.replica),
+        return self._decoding.work_on(
+            self._parts,
             order=self._order,
             answer_kind=ANSWERS["decode_parts"],
             on_done=self._done,
             on_failed=_never_as_a_whole,
             on_placed=self._placed,
-            keep=True,
-            urgent=decoding.urgent,
-            shards=_summed(part.shards for part in self._parts),
-            probed_by=_summed(part.probed_by for part in self._parts),
-            trials=partial(decoding.trials, self._parts),
             break_up=self._break_up,
         )
 
@@ -149,7 +156,7 @@ class _LotDecoding:
     def _break_up(self) -> list[Work]:
         works = []
         for part in self._parts:
-            part.work = self._decoding.work_of(part)
+            part.work = self._decoding.work_alone(part)
             works.append(part.work)
         return works
 
@@ -179,22 +186,14 @@ class _PartDecoding:
 
     def start(self) -> Work:
         """Return the work to submit. The part has it from then on; as it is the only one that has, all of it can be let go."""
-        decoding, part = self._decoding, self._part
-        return Work(
-            job=decoding.orders.job,
-            share=decoding.orders.share,
-            priority=(decoding.step, WorkKind.DECODE, part.microbatch, part.replica),
+        return self._decoding.work_on(
+            [self._part],
             order=self._order,
             answer_kind=ANSWERS["decode_part"],
             on_done=self._done,
             on_failed=self._failed,
             on_damaged=self._damaged,
             on_placed=self._placed,
-            keep=True,
-            urgent=decoding.urgent,
-            shards=part.shards,
-            probed_by=part.probed_by,
-            trials=partial(decoding.trials, [part]),
         )
 
     @property
