@@ -20,7 +20,7 @@ from headrace.plan import Topology
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.sessions import Session, Sessions
-from headrace.reorder_service.jobs.turns import Turns
+from headrace.reorder_service.loop_turns import LoopTurns
 from headrace.reorder_service.planning.strategies import plan
 from headrace.rpc import Server
 from headrace.sample import Probe, SampleRef
@@ -40,7 +40,7 @@ class Service:
     has_stopped, num_relays = False, 0
 
     def __init__(self, sessions: Sessions) -> None:
-        self.name, self.sessions, self.service, self.turns = "scale", sessions, self, Turns()
+        self.name, self.sessions, self.service, self.turns = "scale", sessions, self, LoopTurns()
 
     def find_session(self, session_id: str) -> tuple[Service, Session]:
         return self, next(session for session in self.sessions.by_rank.values() if session.id == session_id)
