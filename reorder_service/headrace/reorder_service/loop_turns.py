@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import itertools
 
-TURN_S = 0.005  # of one turn of the loop that such work may take before the rest waits for the next one
+TURN_S = 0.001  # of one turn of the loop that such work may take before the rest waits for the next one
 WOKEN = 32  # callers that wait and are woken for one turn; those that find its time used up wait again
 
 

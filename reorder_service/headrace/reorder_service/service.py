@@ -32,7 +32,7 @@ KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded w
 UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
 _NAMED = 20  # jobs named to somebody who asks for one that there is not
 
-FLEET_SETTLE_S = 2.0  # from the first preprocessor to the last of those that come back to a new leader (headrace.herd)
+FLEET_SETTLE_S = 5.0  # from the first preprocessor to the last of those that come back to a new leader (headrace.herd)
 
 FOR_RANKS, FOR_PREPROCESSORS = 0, 1
 

@@ -339,9 +339,9 @@ class Fleet:
         """Return the work to place next: the first, or of the first few the one nearest to the only member with a free slot.
 
         The latter is for kept work. When all members are busy, slots become free at one member after the other, and each would
-        otherwise get the work whose shards the next one has at hand.
+        otherwise get the work whose shards the next one has at hand. Members that have just come have read nothing yet.
         """
-        row = self._roster.only_free(keep=keep) if keep and len(self.members) > 1 else None
+        row = self._roster.only_free(keep=keep) if keep and len(self.members) > 1 and self._has_settled else None
         if row is None:
             return waiting.first()
         name = self._by_row[row].name
