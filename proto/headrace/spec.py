@@ -81,6 +81,8 @@ class ImageSpec(SpecSection):
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
     """Images with more pixels than this are refused as too_large, from their header."""
+    min_source_side: Annotated[int, Field(ge=1)] = 1
+    """Images with a side of fewer pixels than this are refused as too_small, from their header."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
     """Images whose decoding would hold more MiB than this are refused as too_large, from their header: 8 bytes a pixel, 14 for a
     progressive JPEG, 18 for a WebP."""
@@ -111,7 +113,8 @@ class AudioSpec(SpecSection):
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
     """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
     for Whisper's, with which the trainer refuses jobs that allow more."""
-
+    min_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Recordings shorter than this are quarantined as too_short."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
     """Recordings whose decoding would hold more MiB than this are refused as too_large from their header; 600 s of 96 kHz fit."""
 
@@ -124,6 +127,12 @@ class AudioSpec(SpecSection):
     def most_frames(self) -> int:
         """Mel frames of the longest recording that is not refused, one of `max_seconds`."""
         return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_seconds > self.max_seconds:
+            raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+        return self
 
     @model_validator(mode="after")
     def _fits_into_memory(self) -> Self:
