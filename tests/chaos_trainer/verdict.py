@@ -15,9 +15,9 @@ from tests.chaos.processes import Footprint
 
 LOSS_TOLERANCE = 1e-5
 WEIGHT_TOLERANCE = 2e-5
-"""Of a parameter: the norm of what differs, beside its own. Other pipelines add in another order, and where gradients are smallest
-Adam makes the most of it: after 16 steps and 24 changes of pipelines the query weights of the last layer differ by 0.8e-5 to 1.6e-5.
-A step changes them by 4e-2, and one of its samples by a thousandth or more."""
+"""Of a parameter: the norm of what differs, beside its own. Other pipelines add in another order, of which Adam makes the most
+where gradients are smallest: after 16 steps and 24 changes of pipelines the last layer's query weights differ by 0.8e-5 to
+1.6e-5. A step changes them by 4e-2, and one of its samples by a thousandth or more."""
 STEPS_WITHIN = 8
 """Steps within which parameters keep to that: the differences of further ones add up like steps at random."""
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs

@@ -28,8 +28,8 @@ class Indexing:
     def go_on(self, group: asyncio.TaskGroup, step: int) -> None:
         """Begin to count the shards that come next on the way to `step`, and of BLOCKS_AHEAD blocks more, as tasks of the group.
 
-        The first block of each source is counted alone: remote shards are downloaded to be counted, and a job that begins waits for
-        these. Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
+        The first block of each source is counted alone: remote shards are downloaded to be counted, and a job that begins waits
+        for these. Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
         """
         if self._first is None:
             self._first = self._batches.to_count(step)
