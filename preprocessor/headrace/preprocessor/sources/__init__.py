@@ -1,9 +1,9 @@
-"""Data sets as shards of records: WebDataset tar, Parquet, JSONL, MosaicML MDS and Megatron-Energon, on any fsspec URL.
+"""Data sets as shards of records: tars, Parquet, Arrow, JSONL, JSON, CSV, MosaicML MDS and Megatron-Energon, on any fsspec URL.
 
     list_shards(job spec)             every shard of every source, in an order that all services agree on
     open_shard(url, source, cache)    one shard: an index of its rows, with random access
 
-    listing.py      which files of a source are shards
+    listing.py      which files of a source are shards: formats.py, those of its one format; splits.py and hub_card.py, of its split
     base.py         Shard: the interface that all formats implement
     blob.py         random access to the bytes of one file, local or remote
     cache.py        remote shards on a local disk, shared by the preprocessors of a host
@@ -11,9 +11,10 @@
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader
-    webdataset.py  parquet.py (parquet_bounds.py)  jsonl.py  mds.py (mds_columns.py)     one format each
+    webdataset.py  parquet.py (parquet_bounds.py)  arrow_stream.py  mds.py (mds_columns.py)     one format each
+    jsonl.py  json_array.py  csv_rows.py     formats of rows that name media in files: row_files.py, media_files.py
     energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
-    annotation.py   JSON bytes to fields
+    annotation.py   JSON bytes to values
 
 These modules do not know which field of a record is its text or its image; `records.record_to_sample` does.
 """
@@ -23,12 +24,16 @@ from __future__ import annotations
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources import mds
+from headrace.preprocessor.sources.arrow_stream import ArrowShard
 from headrace.preprocessor.sources.base import Shard
 from headrace.preprocessor.sources.blob import BlobCache, local_path
 from headrace.preprocessor.sources.cache import default_cache
+from headrace.preprocessor.sources.csv_rows import CsvShard
 from headrace.preprocessor.sources.energon import EnergonShard, read_recipe
+from headrace.preprocessor.sources.formats import SUFFIXES
+from headrace.preprocessor.sources.json_array import open_json
 from headrace.preprocessor.sources.jsonl import JsonlShard
-from headrace.preprocessor.sources.listing import SUFFIXES, is_shard, list_shards
+from headrace.preprocessor.sources.listing import is_shard, list_shards
 from headrace.preprocessor.sources.mds import MdsShard
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
@@ -52,8 +57,14 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
         cache = cache or default_cache()
     if url.endswith(".parquet"):
         return ParquetShard(url, cache)
-    if url.endswith(".jsonl"):
-        return JsonlShard(url, cache)
+    if url.endswith(".arrow"):
+        return ArrowShard(url, cache)
+    if url.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+        return JsonlShard(url, cache, source)
+    if url.endswith(".json"):
+        return open_json(url, cache, source)
+    if url.endswith((".csv", ".tsv")):
+        return CsvShard(url, cache, source)
     if url.endswith(mds.SUFFIXES):
         return MdsShard(url, cache)
     recipe = read_recipe(source)

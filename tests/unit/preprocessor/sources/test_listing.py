@@ -15,7 +15,7 @@ from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.preprocessor.sources import list_shards
 from headrace.preprocessor.sources.download import Retry
-from headrace.preprocessor.sources.listing import SUFFIXES
+from headrace.preprocessor.sources.formats import SUFFIXES
 from headrace.spec import parse_spec
 from tests.http_site import Site, serving
 
