@@ -3,7 +3,7 @@
     list_shards(job spec)             every shard of every source, in an order that all services agree on
     open_shard(url, source, cache)    one shard: an index of its rows, with random access
 
-    listing.py      which files of a source are shards: formats.py, those of its one format; splits.py and hub_card.py, of its split
+    listing.py      which files of a source are shards: of its one format (formats.py) and its split (splits.py, hub_card.py)
     base.py         Shard: the interface that all formats implement
     blob.py         random access to the bytes of one file, local or remote
     cache.py        remote shards on a local disk, shared by the preprocessors of a host

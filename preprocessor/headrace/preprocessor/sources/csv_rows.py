@@ -74,7 +74,7 @@ class CsvShard(RowFileShard):
 
 
 class _Lines:
-    """The lines of a file with their ends, as text of one character a byte. A line of more bytes than a record may have is cut."""
+    """The lines of a file with their ends, as text of one character a byte. A line that is longer than a record may be is cut."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob

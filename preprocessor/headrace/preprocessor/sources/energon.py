@@ -4,8 +4,8 @@
     .info.json or .info.yaml    marks a prepared data set
     dataset.yaml                the class of the samples, and the tar member that each of their fields comes from
 
-A source's path names the split after a "#": "/data/coyo#val", or its field `split` does; the default is `train`. `dataset_config` and
-`split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
+A source's path names the split after a "#": "/data/coyo#val", or its field `split` does; the default is `train`. `dataset_config`
+and `split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
 
 Fields are passed to the mapping under their own names, so that the usual ones (image, caption, text, conversations, ...) need
 no mapping; `context` and `answers` of a VQASample become a question and the answer of the largest weight. Samples of a

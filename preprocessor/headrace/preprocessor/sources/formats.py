@@ -114,8 +114,8 @@ def _check_described(taken: Sequence[str], files: Sequence[str], where: str, *ki
     for name in taken:
         if media and format_of(name) in kinds and (medium := media.get(_stem(name))):
             raise DatasetError(
-                f"{where} holds a file for each medium ({name} for {medium}), and files of single samples are not read: pack them "
-                "into tars, for example with `tar --sort=name`, or write one metadata.jsonl for all"
+                f"{where} holds a file for each medium ({name} for {medium}), and files of single samples are not read: pack "
+                "them into tars, for example with `tar --sort=name`, or write one metadata.jsonl for all"
             )
     told = re.compile(_REMEDIES["Mosaic CSV"][0])
     if any(format_of(name) == "CSV" for name in taken) and any(map(told.search, files)):
@@ -128,8 +128,8 @@ def _check_folders(taken: Sequence[str], files: Sequence[str], where: str) -> No
     for medium in files if numbered else ():
         if medium.lower().endswith(_MEDIA) and (name := numbered.get(medium.rpartition("/")[0])):
             raise DatasetError(
-                f"{where} holds {name}, which only describes media in files ({medium}): write the data set as tars, in img2dataset "
-                "with output_format=webdataset"
+                f"{where} holds {name}, which only describes media in files ({medium}): write the data set as tars, in "
+                "img2dataset with output_format=webdataset"
             )
 
 

@@ -59,7 +59,11 @@ class JsonArrayShard(RowFileShard):
         while not scan.ended and (chunk := blob.pread(scan.offset, _CHUNK_BYTES)):
             scan.take(chunk)
         bounds = array("q", scan.bounds.tobytes())
-        if len(bounds) == 2 and bounds[1] - bounds[0] <= _CHUNK_BYTES and not blob.pread(bounds[0], bounds[1] - bounds[0]).strip():
+        if (
+            len(bounds) == 2
+            and bounds[1] - bounds[0] <= _CHUNK_BYTES
+            and not blob.pread(bounds[0], bounds[1] - bounds[0]).strip()
+        ):
             bounds = array("q")  # an empty array
         return array("q", range(len(bounds) // 2)), bounds, _damage(blob, scan, len(bounds) // 2)
 

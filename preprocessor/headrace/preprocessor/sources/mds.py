@@ -258,14 +258,15 @@ def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
     if packing != ".snappy":
         blob, failure = unpack(packed, url, CODECS[packing])
         if failure is not None:
-            raise failure
+            del blob  # what could be unpacked is not used, and its space is given back with the last reference
+            raise BadSampleError(failure.reason, failure.detail)
         return blob
     unpacking = Unpacking(packed, url)
     try:
         unpacking.write(_snappy(packed))
     except BaseException as err:
         unpacking.discard()
-        if isinstance(err, pa.ArrowException):
+        if isinstance(err, pa.ArrowException) or (isinstance(err, OSError) and err.errno is None):
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the snappy data is damaged: {err}") from err
         raise
     finally:

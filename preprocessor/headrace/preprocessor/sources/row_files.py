@@ -68,7 +68,7 @@ class RowFileShard(Shard):
 
     @abstractmethod
     def _index(self, blob: Blob) -> tuple[array[int], array[int], BadSampleError | None]:
-        """Return the numbers of the n rows, (n,), their bounds in bytes as start, stop, start, ..., (2n,), and what is damaged."""
+        """Return the numbers of the n rows, (n,), their bounds in bytes as start, stop, start, ..., (2n,), and any damage."""
 
     @abstractmethod
     def _parse(self, data: bytes) -> dict[str, Any]:

@@ -51,7 +51,9 @@ class WebDatasetShard(Shard):
         if codec is None:
             index.add_archive(self._blob)
         elif url.endswith(".tar"):
-            index.reject("", Reason.ARCHIVE_CORRUPT, f"{codec} data under the name .tar; name it .tar.{_ENDS[codec]} or unpack it")
+            index.reject(
+                "", Reason.ARCHIVE_CORRUPT, f"{codec} data under the name .tar; name it .tar.{_ENDS[codec]} or unpack it"
+            )
         else:
             self._blob, failure = unpack(self._blob, url, codec)
             index.add_archive(self._blob)
