@@ -59,7 +59,7 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
         return ParquetShard(url, cache)
     if url.endswith(".arrow"):
         return ArrowShard(url, cache)
-    if url.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+    if url.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")):
         return JsonlShard(url, cache, source)
     if url.endswith(".json"):
         return open_json(url, cache, source)

@@ -18,7 +18,7 @@ from headrace.preprocessor.sources import mds
 _FIRST = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
 _FIRST |= dict.fromkeys(mds.SUFFIXES, "MDS")
 _FIRST_SUFFIXES = tuple(_FIRST)
-_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".jsonl.gz": "JSONL", ".jsonl.zst": "JSONL"}
+_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".jsonl.gz": "JSONL", ".jsonl.zst": "JSONL", ".ndjson": "JSONL"}
 _OTHERWISE |= {".json": "JSON", ".csv": "CSV", ".tsv": "CSV", ".arrow": "Arrow"}
 _FORMATS = _FIRST | _OTHERWISE
 SUFFIXES = tuple(_FORMATS)
@@ -26,7 +26,7 @@ SUFFIXES = tuple(_FORMATS)
 # Files with the suffix of a shard that other tools write beside their shards.
 _DESCRIPTION = re.compile(
     r"(?:^|/)(?:(?:index|dataset_infos?|dataset_dict|state|config|package|meta|metadata|info|report)\.json"
-    r"|[^/]*_stats\.json|cache-[^/]*\.arrow)$"
+    r"|(?:[^/]*_)?stats\.json|cache-[^/]*\.arrow)$"
 )
 _MEDIA = tuple(f".{extension}" for extension in sorted(IMAGE_EXTENSIONS | AUDIO_EXTENSIONS))
 _REMEDIES = {
@@ -36,6 +36,8 @@ _REMEDIES = {
     "Mosaic JSON": (r"\.json\.meta\.\w+$", "write them without compression, or as MDS with streaming.MDSWriter"),
     "TFRecord": (r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$", "write them as WebDataset tars"),
     "Megatron's indexed tokens": (r"\.idx$", "give the texts that they were made from, as JSONL or Parquet"),
+    "Feather": (r"\.feather$", "write them as Parquet"),
+    "ORC": (r"\.orc$", "write them as Parquet"),
     "zip": (r"\.zip$", "unpack them, or write them as tars"),
     "HDF5": (r"\.(?:h5|hdf5)$", "write them as Parquet or WebDataset tars"),
     "NumPy or pickle": (r"\.(?:npy|npz|pkl|pickle|pt)$", "write them as Parquet or MDS"),
@@ -65,7 +67,7 @@ def choose_format(shards: Sequence[str], files: Sequence[str], where: str, tell:
     if len(examples) > 1:
         raise _mixed(examples, taken, where)
     if taken and not first:
-        _check_described(taken, files, where, "JSON", "CSV")
+        _check_described(taken, files, where)
     if examples.keys() == {"Parquet"}:
         _check_folders(taken, files, where)
     if left := sorted(set(shards).difference(taken)):
@@ -78,10 +80,8 @@ def choose_format(shards: Sequence[str], files: Sequence[str], where: str, tell:
 
 def why_no_shard(files: Sequence[str], where: str) -> str:
     """Return a sentence on why a data set with these files has no shard."""
-    for kind, (pattern, remedy) in _REMEDIES.items():
-        told = re.compile(pattern)
-        if found := min((name for name in files if told.search(name)), default=None):
-            return f"{where} holds {kind} ({found}), which is not read: {remedy}"
+    if told := next((said for kind in _REMEDIES if (said := _told(kind, files, where))), None):
+        return told
     if media := min((name for name in files if name.lower().endswith(_MEDIA)), default=None):
         return (
             f"{where} holds media ({media}) and nothing that says what they show: write a metadata.jsonl beside them, each line "
@@ -108,18 +108,25 @@ def _mixed(examples: dict[str, str], names: Sequence[str], where: str) -> Datase
     )
 
 
-def _check_described(taken: Sequence[str], files: Sequence[str], where: str, *kinds: str) -> None:
-    """Raise DatasetError if an annotation has the name of a medium beside it: then there is one for each medium."""
+def _told(kind: str, files: Sequence[str], where: str) -> str | None:
+    """Return a sentence on the files of a kind that is not read; None where there is no such file."""
+    pattern, remedy = _REMEDIES[kind]
+    found = min(filter(re.compile(pattern).search, files), default=None)
+    return found and f"{where} holds {kind} ({found}), which is not read: {remedy}"
+
+
+def _check_described(taken: Sequence[str], files: Sequence[str], where: str) -> None:
+    """Raise DatasetError if the shards taken belong to a format that is not read, or if there is one for each medium."""
+    for kind in ("Lance", "LitData", "Mosaic CSV"):
+        if told := _told(kind, files, where):
+            raise DatasetError(told)
     media = {_stem_of_medium(name): name for name in files if name.lower().endswith(_MEDIA)}
     for name in taken:
-        if media and format_of(name) in kinds and (medium := media.get(_stem(name))):
+        if media and (medium := media.get(_stem(name))):
             raise DatasetError(
                 f"{where} holds a file for each medium ({name} for {medium}), and files of single samples are not read: pack "
                 "them into tars, for example with `tar --sort=name`, or write one metadata.jsonl for all"
             )
-    told = re.compile(_REMEDIES["Mosaic CSV"][0])
-    if any(format_of(name) == "CSV" for name in taken) and any(map(told.search, files)):
-        raise DatasetError(f"{where} holds Mosaic CSV, which is not read: {_REMEDIES['Mosaic CSV'][1]}")
 
 
 def _check_folders(taken: Sequence[str], files: Sequence[str], where: str) -> None:

@@ -122,7 +122,7 @@ def _escaped(data: NDArray[np.uint8], quotes: NDArray[np.int64]) -> NDArray[np.b
     follows = (before >= 0) & (data[before] == _BACKSLASH)
     runs = np.zeros(len(quotes), np.int64)
     runs[follows] = quotes[follows] - starts[np.searchsorted(starts, before[follows], side="right") - 1]
-    return runs % 2 == 1
+    return np.asarray(runs % 2, bool)
 
 
 def _damage(blob: Blob, scan: _Scan, num_items: int) -> BadSampleError | None:

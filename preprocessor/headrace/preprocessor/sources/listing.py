@@ -24,6 +24,7 @@ from headrace.preprocessor.sources.download import Retry
 from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
+from headrace.printable import printable
 from headrace.spec import JobSpec, SourceSpec
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
             f"source {source.name!r}: {source.path} does not exist; give a folder, a file, a glob or an fsspec URL"
         )
     for note in dict.fromkeys(notes):  # once, even if the listing was tried again
-        log.warning("source %s: %s", source.name, note)
+        log.warning("source %s: %s", source.name, printable(note))
     return [
         ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
     ]

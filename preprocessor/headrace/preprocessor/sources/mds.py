@@ -259,7 +259,7 @@ def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
         blob, failure = unpack(packed, url, CODECS[packing])
         if failure is not None:
             del blob  # what could be unpacked is not used, and its space is given back with the last reference
-            raise BadSampleError(failure.reason, failure.detail)
+            raise failure
         return blob
     unpacking = Unpacking(packed, url)
     try:

@@ -75,7 +75,7 @@ def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | N
             while size := stream.readinto(chunk):
                 unpacking.write(chunk[:size])
     except BadSampleError as err:
-        failure = err
+        failure = BadSampleError(err.reason, err.detail)  # without a traceback, which would keep all that refers to the blob
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as err:
         if isinstance(err, OSError) and err.errno is not None:
             unpacking.discard()

@@ -30,6 +30,7 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 
 _PACKED = re.compile(rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<bz2>BZh[1-9]1AY&SY)")
 _NAMING = ((("images", "image"), IMAGE_EXTENSIONS), (("audios", "audio"), AUDIO_EXTENSIONS))
+_TEXTS = ("txt", "text", "transcript")
 _TURNS = {"conversations": {"from", "value"}, "messages": {"role", "content"}}
 _ENDS = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
 
@@ -69,16 +70,20 @@ class WebDatasetShard(Shard):
         return self._keys[row]
 
     def read(self, row: int) -> Record:
-        """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError."""
+        """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError.
+
+        KEY.text or KEY.transcript stand for KEY.txt where there is none.
+        """
         spans = self._spans[row]
         fields: dict[str, Any] = {}
-        if "txt" in spans:
-            fields["txt"] = parse_text(self._annotation(spans["txt"], "txt"), "the txt member")
+        text = next((name for name in _TEXTS if name in spans), None)
+        if text is not None:
+            fields["txt"] = parse_text(self._annotation(spans[text], text), f"the {text} member")
         if "json" in spans:
             fields |= _annotated(self._annotation(spans["json"], "json"))
-        if not fields and spans.keys().isdisjoint(("json", "txt")):
+        if text is None and "json" not in spans:
             raise BadSampleError(Reason.SCHEMA_ERROR, f"no json or txt member, only {', '.join(spans)}")
-        members = tuple(sorted(spans.keys() - {"json", "txt"}, key=_natural))
+        members = tuple(sorted(spans.keys() - {"json", text}, key=_natural))
         for names, endings in _NAMING:
             _name_member(fields, names, [name for name in members if name.rsplit(".", 1)[-1] in endings])
         return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)

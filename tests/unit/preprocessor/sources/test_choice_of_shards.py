@@ -91,6 +91,7 @@ def test_formats_that_often_describe_others_count_where_there_is_nothing_else(
         (("a.tar.zst", "b.tar.bz2"), ["a.tar.zst", "b.tar.bz2"]),
         (("llava.json", "images/1.jpg"), ["llava.json"]),
         (("a.tsv",), ["a.tsv"]),
+        (("a.ndjson",), ["a.ndjson"]),
     ],
 )
 def test_descriptions_are_no_shards(
@@ -103,7 +104,10 @@ def test_descriptions_are_no_shards(
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (("data.lance/data/0.lance",), "holds Lance (data.lance/data/0.lance), which is not read: write them as Parquet"),
+        (
+            ("x.lance/data/0.lance", "x.lance/_versions/v.json"),
+            "holds Lance (x.lance/_versions/v.json), which is not read: write",
+        ),
         (("index.json", "chunk-0-0.bin"), "holds LitData (chunk-0-0.bin), which is not read: write them as MDS"),
         (("shard.00000.csv", "shard.00000.csv.meta", "index.json"), "holds Mosaic CSV, which is not read: write them as MDS"),
         (("a.tfrecord-00000-of-00002",), "holds TFRecord"),

@@ -47,6 +47,13 @@ def test_caption_beside_json(write_tar: WriteTar) -> None:
         assert shard.read(1).fields == {"txt": "only"}
 
 
+def test_other_names_of_a_text(write_tar: WriteTar) -> None:
+    members = {"a.transcript": b"said", "a.wav": b"x", "b.text": b"read", "b.json": {}, "c.txt": b"t", "c.text": b"other"}
+    with WebDatasetShard(str(write_tar(members))) as shard:
+        assert [shard.read(row).fields for row in range(3)] == [{"txt": "said"}, {"txt": "read"}, {"txt": "t"}]
+        assert [shard.read(row).members for row in range(3)] == [("wav",), (), ("text",)]
+
+
 def test_what_is_no_part_of_a_sample_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "shard.tar"
     with tarfile.open(path, "w") as archive:
