@@ -109,7 +109,7 @@ def test_descriptions_are_no_shards(
             "holds Lance (x.lance/_versions/v.json), which is not read: write",
         ),
         (("index.json", "chunk-0-0.bin"), "holds LitData (chunk-0-0.bin), which is not read: write them as MDS"),
-        (("shard.00000.csv", "shard.00000.csv.meta", "index.json"), "holds Mosaic CSV, which is not read: write them as MDS"),
+        (("shard.00000.csv", "shard.00000.csv.meta", "index.json"), "holds Mosaic CSV (shard.00000.csv.meta), which is not read"),
         (("a.tfrecord-00000-of-00002",), "holds TFRecord"),
         (("images.zip",), "holds zip (images.zip), which is not read: unpack them"),
         (("train/cat/1.jpg", "train/dog/2.JPG"), "the names of folders are not taken for texts"),
