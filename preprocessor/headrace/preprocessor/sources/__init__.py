@@ -12,7 +12,8 @@
     download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader
     webdataset.py  parquet.py (parquet_bounds.py)  arrow_stream.py  mds.py (mds_columns.py)     one format each
-    jsonl.py  json_array.py  csv_rows.py     formats of rows that name media in files: row_files.py, media_files.py
+    jsonl.py  json_array.py  csv_rows.py (row_files.py)     one format each, of annotations
+    named_media.py  media_files.py     media in files of their own, which rows name
     energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
     annotation.py   JSON bytes to values
 
@@ -35,6 +36,7 @@ from headrace.preprocessor.sources.json_array import open_json
 from headrace.preprocessor.sources.jsonl import JsonlShard
 from headrace.preprocessor.sources.listing import is_shard, list_shards
 from headrace.preprocessor.sources.mds import MdsShard
+from headrace.preprocessor.sources.named_media import TableShard
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.spec import SourceSpec
@@ -56,9 +58,9 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
     if local_path(url) is None and not url.startswith("memory://"):
         cache = cache or default_cache()
     if url.endswith(".parquet"):
-        return ParquetShard(url, cache)
+        return TableShard(ParquetShard(url, cache), url, source)
     if url.endswith(".arrow"):
-        return ArrowShard(url, cache)
+        return TableShard(ArrowShard(url, cache), url, source)
     if url.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")):
         return JsonlShard(url, cache, source)
     if url.endswith(".json"):

@@ -22,6 +22,7 @@ from headrace.errors import DatasetError
 NAME = "README.md"
 MAX_BYTES = 16 * 2**20
 _MAX_HEAD = 2**20  # characters; parsing YAML takes a second per megabyte
+MAX_GLOBS = 64
 _MOST_SHOWN = 8
 
 Patterns = tuple[tuple[str, tuple[str, ...]], ...]
@@ -38,7 +39,7 @@ def patterns_of(card: bytes, where: str) -> Patterns:
     if len(configs) > 1:
         default = [config for config in configs if config.get("default") is True or config.get("config_name") == "default"]
         if len(default) != 1:
-            names = ", ".join(str(config.get("config_name")) for config in configs[:_MOST_SHOWN])
+            names = ", ".join(_text(config.get("config_name")) for config in configs[:_MOST_SHOWN])
             more = f" and {len(configs) - _MOST_SHOWN} more" if len(configs) > _MOST_SHOWN else ""
             raise DatasetError(
                 f"the README.md of {where} has several configurations, {names}{more}, and none is the default: name the files of "
@@ -49,14 +50,25 @@ def patterns_of(card: bytes, where: str) -> Patterns:
 
 
 def splits_of(names: Iterable[str], patterns: Patterns) -> dict[str, str]:
-    """Return those of the names, relative to the README.md, that a pattern fits, with the first split that it is of."""
-    parted = [(split, pattern.removeprefix("./").split("/")) for split, group in patterns for pattern in group]
+    """Return those of the names, relative to the README.md, that a pattern fits, with the first split that it is of.
+
+    Raises DatasetError for more than MAX_GLOBS patterns with wildcards.
+    """
+    plain: dict[str, str] = {}
+    globs: list[tuple[str, list[str]]] = []
+    for split, pattern in ((split, pattern.removeprefix("./")) for split, group in patterns for pattern in group):
+        if any(character in pattern for character in "*?["):
+            globs.append((split, pattern.split("/")))
+        else:
+            plain.setdefault(pattern, split)
+    if len(globs) > MAX_GLOBS:
+        raise DatasetError(f"the README.md has {len(globs)} patterns of files, more than {MAX_GLOBS}; name the files in the path")
     found = {}
     for name in names:
         parts = name.split("/")
-        split = next((split for split, pattern in parted if _fits(parts, pattern)), None)
-        if split is not None:
-            found[name] = split
+        split_of_it = plain.get(name) or next((split for split, pattern in globs if _fits(parts, pattern)), None)
+        if split_of_it is not None:
+            found[name] = split_of_it
     return found
 
 
@@ -75,7 +87,7 @@ def _configs(card: bytes) -> list[dict[str, Any]]:
 
 def _patterns(config: dict[str, Any]) -> Patterns:
     files = config.get("data_files")
-    folder = str(config.get("data_dir") or "").strip("/")
+    folder = _text(config.get("data_dir")).strip("/")
     if isinstance(files, str) or (isinstance(files, list) and all(isinstance(item, str) for item in files)):
         entries: list[tuple[Any, Any]] = [("train", files)]
     elif isinstance(files, list) and all(isinstance(item, dict) for item in files):
@@ -85,10 +97,15 @@ def _patterns(config: dict[str, Any]) -> Patterns:
     else:
         return ()
     return tuple(
-        (str(split), tuple(f"{folder}/{path}".lstrip("/") for path in ([paths] if isinstance(paths, str) else paths)))
+        (_text(split), tuple(f"{folder}/{path}".lstrip("/") for path in ([paths] if isinstance(paths, str) else paths)))
         for split, paths in entries
         if isinstance(paths, str) or (isinstance(paths, list) and all(isinstance(path, str) for path in paths))
     )
+
+
+def _text(value: Any) -> str:
+    """Return a string as it is and "" for anything else, which may be endless: YAML can refer to itself."""
+    return value if isinstance(value, str) else ""
 
 
 def _fits(parts: Sequence[str], pattern: Sequence[str]) -> bool:

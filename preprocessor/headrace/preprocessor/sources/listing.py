@@ -95,6 +95,9 @@ def _names(
     where = _url(fs, root)
     visible = [name for name in names if not _is_hidden(name)]
     shards = [name for name in visible if is_shard(posixpath.join(root, name))]
+    snapshots = sorted({"/".join(name.split("/", 2)[:2]) for name in shards if name.startswith("snapshots/")})
+    if len(snapshots) > 1:
+        raise DatasetError(f"{where} holds {len(snapshots)} snapshots of one data set: name one, such as {where}/{snapshots[0]}")
     split: Callable[[str], str] = split_of
     if len(shards) > 1 or root == path:
         shards = [name for name in shards if may_be_shard(name)]

@@ -291,6 +291,19 @@ def test_stars_of_a_strange_card_end(tmp_path: Path) -> None:
     assert taken(folder) == ["b.parquet"]
 
 
+def test_a_card_that_names_ever_so_many_patterns_or_itself(tmp_path: Path) -> None:
+    folder = filled(tmp_path, "a.parquet")
+    (tmp_path / "README.md").write_text(card({"data_files": [f"*{number}" for number in range(65)]}))
+    assert "has 65 patterns of files, more than 64" in refusal(folder)
+    (tmp_path / "README.md").write_text(card({"data_files": [f"{number}.parquet" for number in range(9999)]}))
+    assert taken(folder) == ["a.parquet"]
+    laughs = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9) if n else 'ha'}]\n" for n in range(30))
+    (tmp_path / "README.md").write_text(
+        f"---\n{laughs}configs:\n- {{config_name: *x29, data_dir: *x29, data_files: a.parquet}}\n---\n"
+    )
+    assert taken(folder) == ["a.parquet"]
+
+
 # Other kinds of folders
 
 
@@ -302,6 +315,9 @@ def test_a_snapshot_of_the_hub_is_a_folder_of_links(tmp_path: Path) -> None:
     for blob, name in {"0a": "train-0.parquet", "0b": "test-0.parquet"}.items():
         (snapshot / name).symlink_to(f"../../../blobs/{blob}")
     assert taken(snapshot.parent) == ["data/train-0.parquet"]
+    assert taken(repository) == ["snapshots/rev/data/train-0.parquet"]
+    filled(repository, "snapshots/newer/0.parquet")
+    assert f"2 snapshots of one data set: name one, such as {repository}/snapshots/newer" in refusal(repository)
 
 
 def test_splits_of_mds_are_folders_with_an_index_each(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -302,3 +303,29 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
         lines[3],
     ]
     assert rows(path, mapping={"audios": "audio_filepath"}) == lines
+
+
+@pytest.mark.parametrize("end", ["parquet", "arrow"])
+def test_tables_may_name_files_too(tmp_path: Path, end: str) -> None:
+    """What `datasets` writes of pictures that it does not embed: their paths without bytes."""
+    records: list[dict[str, Any]] = [
+        {"image": {"bytes": None, "path": "1.jpg"}, "mask": {"bytes": None, "path": "m.jpg"}, "text": "a"},
+        {"image": {"bytes": b"held", "path": "2.jpg"}, "mask": None, "text": "b"},
+        {"image": {"bytes": None, "path": None}, "mask": None, "text": "c"},
+    ]
+    table = pa.Table.from_pylist(records)
+    path = written(tmp_path / f"a.{end}", b"")
+    if end == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_stream(str(path), table.schema) as writer:
+            writer.write_table(table)
+    written(tmp_path / "pictures/1.jpg", b"a picture")
+    assert rows(path) == [records[0] | {"image": "1.jpg"}, *records[1:]]
+    with opened(path, media_root=str(tmp_path / "pictures")) as shard:
+        assert shard.read(0).load("1.jpg") == b"a picture"
+
+
+def test_the_metadata_of_an_image_folder_may_be_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"file_name": ["1.png"], "text": ["one"]}), tmp_path / "metadata.parquet")
+    assert rows(tmp_path / "metadata.parquet") == [{"image": "1.png", "text": "one"}]
