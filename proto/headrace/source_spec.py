@@ -20,8 +20,7 @@ class SourceSpec(SpecSection):
     """The split to take of a data set that has several: `train`, `validation`, `test` or another name; `all`: every shard. None:
     the training split where exactly one lies beside evaluation splits, else every shard."""
     media_root: Annotated[str, Field(min_length=1, max_length=limits.MAX_PATH)] | None = None
-    """Folder or URL to which the paths of media in JSONL, JSON and CSV are relative. None: the folder of the file that names
-    them."""
+    """Folder or URL to which the paths of media in rows are relative. None: the folder of the file that names them."""
     name: Annotated[str, Field(max_length=limits.MAX_SOURCE_NAME)] = ""
     """The source's name, the first part of its samples' names; by default the last part of `path`."""
     weight: Annotated[float, Field(gt=0)] | None = None

@@ -31,13 +31,14 @@ from headrace.preprocessor.sources.blob import BlobCache, local_path
 from headrace.preprocessor.sources.cache import default_cache
 from headrace.preprocessor.sources.csv_rows import CsvShard
 from headrace.preprocessor.sources.energon import EnergonShard, read_recipe
-from headrace.preprocessor.sources.formats import SUFFIXES
-from headrace.preprocessor.sources.json_array import open_json
+from headrace.preprocessor.sources.formats import ENDS
+from headrace.preprocessor.sources.json_array import JsonShard
 from headrace.preprocessor.sources.jsonl import JsonlShard
 from headrace.preprocessor.sources.listing import is_shard, list_shards
 from headrace.preprocessor.sources.mds import MdsShard
 from headrace.preprocessor.sources.named_media import TableShard
 from headrace.preprocessor.sources.parquet import ParquetShard
+from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.spec import SourceSpec
 
@@ -54,18 +55,19 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
     Raises DatasetError where the file as a whole cannot be read.
     """
     if not is_shard(url):
-        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {', '.join(SUFFIXES)}")
+        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {ENDS}")
     if local_path(url) is None and not url.startswith("memory://"):
         cache = cache or default_cache()
     if url.endswith(".parquet"):
         return TableShard(ParquetShard(url, cache), url, source)
     if url.endswith(".arrow"):
         return TableShard(ArrowShard(url, cache), url, source)
-    if url.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".ndjson")):
+    rows = plain_name(url)
+    if rows.endswith((".jsonl", ".ndjson")):
         return JsonlShard(url, cache, source)
-    if url.endswith(".json"):
-        return open_json(url, cache, source)
-    if url.endswith((".csv", ".tsv")):
+    if rows.endswith(".json"):
+        return JsonShard(url, cache, source)
+    if rows.endswith((".csv", ".tsv")):
         return CsvShard(url, cache, source)
     if url.endswith(mds.SUFFIXES):
         return MdsShard(url, cache)

@@ -17,6 +17,7 @@ from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES
 from headrace.preprocessor.sources.blob import Blob, BlobCache
 from headrace.preprocessor.sources.row_files import RowFileShard
+from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec
 
@@ -31,7 +32,7 @@ class CsvShard(RowFileShard):
     what = "the record"
 
     def __init__(self, url: str, cache: BlobCache | None = None, source: SourceSpec | None = None) -> None:
-        self._separator = "\t" if url.endswith(".tsv") else ","
+        self._separator = "\t" if plain_name(url).endswith(".tsv") else ","
         self._header: list[str] = []
         super().__init__(url, cache, source)
 

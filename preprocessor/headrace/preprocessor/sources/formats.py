@@ -18,10 +18,13 @@ from headrace.preprocessor.sources import mds
 _FIRST = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
 _FIRST |= dict.fromkeys(mds.SUFFIXES, "MDS")
 _FIRST_SUFFIXES = tuple(_FIRST)
-_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".jsonl.gz": "JSONL", ".jsonl.zst": "JSONL", ".ndjson": "JSONL"}
-_OTHERWISE |= {".json": "JSON", ".csv": "CSV", ".tsv": "CSV", ".arrow": "Arrow"}
-_FORMATS = _FIRST | _OTHERWISE
+_ROWS = {".jsonl": "JSONL", ".ndjson": "JSONL", ".json": "JSON", ".csv": "CSV", ".tsv": "CSV"}
+_PACKED = {f"{end}{packing}": kind for end, kind in _ROWS.items() for packing in (".gz", ".zst", ".zstd", ".bz2")}
+_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".arrow": "Arrow"} | _ROWS | _PACKED
+_FORMATS = _OTHERWISE | _FIRST
 SUFFIXES = tuple(_FORMATS)
+ENDS = f"{', '.join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), '.arrow'])}, also packed as .gz, .zst or .bz2"
+"""The ends of shards' names, in words."""
 
 # Files with the suffix of a shard that other tools write beside their shards.
 _DESCRIPTION = re.compile(
@@ -33,7 +36,6 @@ _REMEDIES = {
     "Lance": (r"\.lance(?:/|$)", "write them as Parquet: lance.dataset(PATH).to_batches() and pyarrow.parquet"),
     "LitData": (r"(?:^|/)chunk-\d+-\d+(?:\.\w+)?\.bin$", "write them as MDS or WebDataset tars"),
     "Mosaic CSV": (r"\.[ctx]sv\.meta(?:\.\w+)?$", "write them as MDS with streaming.MDSWriter"),
-    "Mosaic JSON": (r"\.json\.meta\.\w+$", "write them without compression, or as MDS with streaming.MDSWriter"),
     "TFRecord": (r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$", "write them as WebDataset tars"),
     "Megatron's indexed tokens": (r"\.idx$", "give the texts that they were made from, as JSONL or Parquet"),
     "Feather": (r"\.feather$", "write them as Parquet"),
@@ -87,7 +89,7 @@ def why_no_shard(files: Sequence[str], where: str) -> str:
             f"{where} holds media ({media}) and nothing that says what they show: write a metadata.jsonl beside them, each line "
             'with a file and its text, {"file_name": "...", "text": "..."}; the names of folders are not taken for texts'
         )
-    return f"{where} holds no shard; shards are files that end in {', '.join(SUFFIXES)}"
+    return f"{where} holds no shard; shards are files that end in {ENDS}"
 
 
 def _without_descriptions(names: list[str]) -> list[str]:

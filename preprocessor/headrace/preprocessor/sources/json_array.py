@@ -14,12 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.preprocessor.sources.annotation import parse_annotation
-from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard
-from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
-from headrace.preprocessor.sources.jsonl import JsonlShard
+from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES
+from headrace.preprocessor.sources.blob import Blob
+from headrace.preprocessor.sources.jsonl import index_lines
 from headrace.preprocessor.sources.row_files import RowFileShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
 
 _CHUNK_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
@@ -31,17 +30,8 @@ _STEPS[list(b"{[")] = 1
 _STEPS[list(b"}]")] = -1
 
 
-def open_json(url: str, cache: BlobCache | None = None, source: SourceSpec | None = None) -> Shard:
-    """Open the JSON file at `url`: an array, or lines of objects. Raises DatasetError where it cannot be read."""
-    blob = open_blob(url, cache)
-    start, first = _first(blob)
-    lines = first == b"{" and _is_line(blob, start)
-    blob.close()
-    return (JsonlShard if lines else JsonArrayShard)(url, cache, source)
-
-
-class JsonArrayShard(RowFileShard):
-    """A shard that is one JSON array, with a row for each item."""
+class JsonShard(RowFileShard):
+    """A shard that is one JSON array with a row for each item, or lines of objects."""
 
     what = "the item"
 
@@ -52,6 +42,9 @@ class JsonArrayShard(RowFileShard):
         start, first = _first(blob)
         if not first:
             return array("q"), array("q"), BadSampleError(Reason.EMPTY_ARCHIVE, "the file is empty")
+        if first == b"{" and _is_line(blob, start):
+            self.what = "the line"
+            return *index_lines(blob), None
         if first != b"[":
             detail = "the file is one JSON value, and no array of objects or lines of objects: write one of these"
             return array("q"), array("q"), BadSampleError(Reason.SCHEMA_ERROR, detail)

@@ -1,4 +1,4 @@
-"""JSONL files beside media files: one annotation a line. Packed ones (.jsonl.gz, .jsonl.zst) are unpacked first.
+"""JSONL files beside media files: one annotation a line. Packed ones (.jsonl.gz) are unpacked first.
 
 Every line that is not blank is a row, whose key is the line's number from 0, counting blank lines. Reading a line that is not
 JSON raises BadSampleError and leaves the other rows readable.
@@ -26,24 +26,31 @@ class JsonlShard(RowFileShard):
         return parse_annotation(data, self.what)
 
     def _index(self, blob: Blob) -> tuple[array[int], array[int], BadSampleError | None]:
-        """Read the file once, in chunks."""
-        lines, bounds = array("q"), array("q")
-        number = start = offset = 0
-        blank = True
-        while chunk := blob.pread(offset, _CHUNK_BYTES):
-            position = 0
-            while True:
-                newline = chunk.find(b"\n", position)
-                end = len(chunk) if newline < 0 else newline
-                blank = blank and not chunk[position:end].strip()
-                if newline < 0:
-                    break
-                if not blank:
-                    lines.append(number)
-                    bounds.extend((start, offset + newline))
-                number, start, blank, position = number + 1, offset + newline + 1, True, newline + 1
-            offset += len(chunk)
-        if not blank:
-            lines.append(number)
-            bounds.extend((start, offset))
-        return lines, bounds, None
+        return *index_lines(blob), None
+
+
+def index_lines(blob: Blob) -> tuple[array[int], array[int]]:
+    """Return the numbers of the n lines that are not blank, (n,), and their bounds in bytes as start, stop, start, ..., (2n,).
+
+    Reads the file once, in chunks.
+    """
+    lines, bounds = array("q"), array("q")
+    number = start = offset = 0
+    blank = True
+    while chunk := blob.pread(offset, _CHUNK_BYTES):
+        position = 0
+        while True:
+            newline = chunk.find(b"\n", position)
+            end = len(chunk) if newline < 0 else newline
+            blank = blank and not chunk[position:end].strip()
+            if newline < 0:
+                break
+            if not blank:
+                lines.append(number)
+                bounds.extend((start, offset + newline))
+            number, start, blank, position = number + 1, offset + newline + 1, True, newline + 1
+        offset += len(chunk)
+    if not blank:
+        lines.append(number)
+        bounds.extend((start, offset))
+    return lines, bounds

@@ -1,4 +1,4 @@
-"""Media in files of their own, which the rows of JSONL, JSON and CSV name by paths.
+"""Media in files of their own, which rows name by paths.
 
 A path is relative to the source's `media_root`, or else to the folder of the file that names it. On a local disk it may also be
 below one folder `images`, `image`, `data`, `audio` or `media` beside that file, if it is in one of these alone.

@@ -62,6 +62,11 @@ class Unpacking:
         _give_back(self._size)
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a file, or its URL, without the end that tells how it is packed."""
+    return next((name.removesuffix(end) for end in CODECS if name.endswith(end)), name)
+
+
 def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | None]:
     """Unpack a shard as far as it is sound; also return what ended it early, if anything. Closes `packed`.
 

@@ -91,7 +91,9 @@ def test_formats_that_often_describe_others_count_where_there_is_nothing_else(
         (("a.tar.zst", "b.tar.bz2"), ["a.tar.zst", "b.tar.bz2"]),
         (("llava.json", "images/1.jpg"), ["llava.json"]),
         (("a.tsv",), ["a.tsv"]),
-        (("a.ndjson",), ["a.ndjson"]),
+        (("a.ndjson", "b.jsonl.gz"), ["a.ndjson", "b.jsonl.gz"]),
+        (("c4.0.json.gz", "c4.1.json.gz"), ["c4.0.json.gz", "c4.1.json.gz"]),
+        (("shard.00000.json.zstd", "shard.00000.json.meta.zstd", "index.json"), ["shard.00000.json.zstd"]),
     ],
 )
 def test_descriptions_are_no_shards(

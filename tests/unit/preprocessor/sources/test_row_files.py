@@ -144,31 +144,45 @@ def test_lines_in_a_json_file_are_lines(tmp_path: Path) -> None:
         assert shard.key(2) == "3"
 
 
-# Packed JSONL
+# Packed files
 
 
-def zstd(data: bytes) -> bytes:
+def packed(data: bytes, codec: str) -> bytes:
     sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, "zstd") as stream:
+    with pa.CompressedOutputStream(sink, codec) as stream:
         stream.write(data)
     return bytes(sink.getvalue())
 
 
-@pytest.mark.parametrize(("end", "pack"), [("gz", gzip.compress), ("zst", zstd)])
+def zstd(data: bytes) -> bytes:
+    return packed(data, "zstd")
+
+
+def bz2(data: bytes) -> bytes:
+    return packed(data, "bz2")
+
+
+@pytest.mark.parametrize(("end", "pack"), [("gz", gzip.compress), ("zst", zstd), ("zstd", zstd), ("bz2", bz2)])
 def test_packed_lines(tmp_path: Path, end: str, pack: Any) -> None:
-    lines = b"".join(
-        b'{"text": "%d %s"}\n' % (number, random.Random(number).randbytes(300).hex().encode()) for number in range(5000)
-    )
+    texts = [f"{number} {random.Random(number).randbytes(2000).hex()}" for number in range(1500)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     path = written(tmp_path / f"a.jsonl.{end}", pack(lines))
     with opened(path) as shard:
-        assert shard.num_rows == 5000
-        assert shard.read(4321).fields["text"].startswith("4321 ")
+        assert shard.num_rows == 1500
+        assert shard.read(1234).fields == {"text": texts[1234]}
     cut = written(tmp_path / f"b.jsonl.{end}", path.read_bytes()[: path.stat().st_size // 2])
     with opened(cut) as shard:
         assert [item.reason in (Reason.ARCHIVE_TRUNCATED, Reason.ARCHIVE_CORRUPT) for item in shard.rejected] == [True]
-        assert 0 < shard.num_rows < 5000
-        assert shard.read(0).fields["text"].startswith("0 ")
+        assert 0 < shard.num_rows < 1500
+        assert shard.read(0).fields == {"text": texts[0]}
     assert damage(written(tmp_path / f"c.jsonl.{end}", b"plain")) == [Reason.ARCHIVE_CORRUPT]
+
+
+@pytest.mark.parametrize("text", ['{"text": "a", "n": "1"}\n', '[{"text": "a", "n": "1"}]', "text,n\na,1\n", "text\tn\na\t1\n"])
+def test_other_packed_rows(tmp_path: Path, text: str) -> None:
+    """Also C4's lines, under the name .json.gz."""
+    end = {"{": "json", "[": "json"}.get(text[0], "tsv" if "\t" in text else "csv")
+    assert rows(written(tmp_path / f"a.{end}.gz", gzip.compress(text.encode()))) == [{"text": "a", "n": "1"}]
 
 
 # CSV
