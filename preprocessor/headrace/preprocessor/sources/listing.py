@@ -19,9 +19,9 @@ from fsspec.implementations.local import LocalFileSystem
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.preprocessor.sources import energon, hub_card, mds
-from headrace.preprocessor.sources.blob import filesystem, read_file
+from headrace.preprocessor.sources.blob import filesystem, local_path, read_file
 from headrace.preprocessor.sources.download import Retry
-from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, may_be_shard, why_no_shard
+from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, format_of, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
 from headrace.printable import printable
@@ -64,6 +64,8 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
         raise DatasetError(f"source {source.name!r}: {source.path} needs another package: {err}") from err
     except Exception as err:  # drivers raise their libraries' errors as well
         raise DatasetError(f"source {source.name!r}: cannot list {source.path} ({err}); check the path and its access") from err
+    if names and source.media_root is not None:
+        _check_media_root(source, names)
     if names is None:
         raise DatasetError(
             f"source {source.name!r}: {source.path} does not exist; give a folder, a file, a glob or an fsspec URL"
@@ -73,6 +75,18 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
     return [
         ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
     ]
+
+
+def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
+    """Raise DatasetError if a source's `media_root` is no folder (where it is local), or if its format has no use for it."""
+    holding = sorted({format_of(name) for name in names} & {"tar", "MDS"})
+    if holding:
+        raise DatasetError(f"source {source.name!r}: {holding[0]} shards hold their media; leave media_root out")
+    path = local_path(source.media_root or "")
+    if path is not None and not os.path.isdir(path):
+        raise DatasetError(
+            f"source {source.name!r}: media_root {source.media_root} is no folder; name the one that holds the media"
+        )
 
 
 def _names(

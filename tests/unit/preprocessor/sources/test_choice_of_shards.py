@@ -322,6 +322,13 @@ def test_a_snapshot_of_the_hub_is_a_folder_of_links(tmp_path: Path) -> None:
     assert f"2 snapshots of one data set: name one, such as {repository}/snapshots/newer" in refusal(repository)
 
 
+def test_a_media_root_is_a_folder_and_of_use(tmp_path: Path) -> None:
+    folder = filled(tmp_path, "rows/a.jsonl", "tars/a.tar")
+    assert taken(f"{folder}/rows", media_root=folder) == ["a.jsonl"]
+    assert f"media_root {folder}/none is no folder; name the one" in refusal(f"{folder}/rows", media_root=f"{folder}/none")
+    assert "tar shards hold their media; leave media_root out" in refusal(f"{folder}/tars", media_root=folder)
+
+
 def test_splits_of_mds_are_folders_with_an_index_each(tmp_path: Path) -> None:
     for split in ("train", "val"):
         filled(tmp_path, f"{split}/shard.00000.mds")
