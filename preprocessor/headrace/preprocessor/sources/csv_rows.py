@@ -1,7 +1,8 @@
 """CSV and TSV files: a header with the names of the fields, then a row for each record, whose key is its number from 0.
 
 A field that begins with a quotation mark ends at the next single one, as RFC 4180 has it: inside, separators and line breaks are
-text, and two marks are one. A record with more or fewer fields than the header, or with text behind a closing mark, is damaged;
+text, and two marks are one. Only in the shards of MosaicML's writer, which are told by a .meta file beside them, quotation marks
+are text everywhere. A record with more or fewer fields than the header, or with text behind a closing mark, is damaged;
 the others stay readable. Blank lines are skipped, and empty fields are null.
 """
 
@@ -10,12 +11,13 @@ from __future__ import annotations
 import csv
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from headrace.errors import HeadraceError
 from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES
-from headrace.preprocessor.sources.blob import Blob, BlobCache
+from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, unreadable_error
 from headrace.preprocessor.sources.row_files import RowFileShard
 from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.quarantine import BadSampleError, Reason
@@ -33,6 +35,7 @@ class CsvShard(RowFileShard):
 
     def __init__(self, url: str, cache: BlobCache | None = None, source: SourceSpec | None = None) -> None:
         self._separator = "\t" if plain_name(url).endswith(".tsv") else ","
+        self._quoting: Any = csv.QUOTE_NONE if _is_of_mosaic(url) else csv.QUOTE_MINIMAL
         self._header: list[str] = []
         super().__init__(url, cache, source)
 
@@ -46,19 +49,37 @@ class CsvShard(RowFileShard):
     def _split(self, data: bytes) -> list[str]:
         text = parse_text(data, self.what)
         try:
-            return next(csv.reader([text], strict=True, delimiter=self._separator), [])
+            return next(self._reader([text]), [])
         except csv.Error as err:
             raise BadSampleError(Reason.SCHEMA_ERROR, f"{self.what} is no CSV: {err}") from err
 
     def _index(self, blob: Blob) -> tuple[array[int], array[int], BadSampleError | None]:
         numbers, bounds = array("q"), array("q")
-        records = _records(blob, self._separator)
+        records = self._records(blob)
         failure = self._read_header(blob, next(records, None))
         if failure is None:
             for number, (start, stop) in enumerate(records):
                 numbers.append(number)
                 bounds.extend((start, stop))
         return numbers, bounds, failure
+
+    def _reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
+        return csv.reader(lines, strict=True, delimiter=self._separator, quoting=self._quoting)
+
+    def _records(self, blob: Blob) -> Iterator[tuple[int, int]]:
+        """Yield the bounds in bytes of each record that is not blank, damaged ones included."""
+        lines = _Lines(blob)
+        reader = self._reader(lines)
+        while True:
+            start = lines.offset
+            try:
+                blank = not next(reader)
+            except StopIteration:
+                return
+            except csv.Error:
+                blank = False
+            if not blank:
+                yield start, lines.offset
 
     def _read_header(self, blob: Blob, bounds: tuple[int, int] | None) -> BadSampleError | None:
         """Read the names of the fields; return what is wrong with them."""
@@ -109,17 +130,13 @@ def _split_lines(chunk: bytes) -> list[bytes]:
     return [line + b"\n" for line in ended] + ([last] if last else [])
 
 
-def _records(blob: Blob, separator: str) -> Iterator[tuple[int, int]]:
-    """Yield the bounds in bytes of each record that is not blank, damaged ones included."""
-    lines = _Lines(blob)
-    reader = csv.reader(lines, strict=True, delimiter=separator)
-    while True:
-        start = lines.offset
-        try:
-            blank = not next(reader)
-        except StopIteration:
-            return
-        except csv.Error:
-            blank = False
-        if not blank:
-            yield start, lines.offset
+def _is_of_mosaic(url: str) -> bool:
+    """Whether a file of offsets lies beside a shard. Raises DatasetError where that cannot be told."""
+    plain = plain_name(url)
+    try:
+        fs, path = filesystem(f"{plain}.meta{url[len(plain) :]}")
+        return bool(fs.exists(path))
+    except HeadraceError:
+        raise
+    except Exception as err:  # drivers raise their libraries' errors as well
+        raise unreadable_error(url, err) from err

@@ -35,7 +35,6 @@ _MEDIA = tuple(f".{extension}" for extension in sorted(IMAGE_EXTENSIONS | AUDIO_
 _REMEDIES = {
     "Lance": (r"\.lance(?:/|$)", "write them as Parquet: lance.dataset(PATH).to_batches() and pyarrow.parquet"),
     "LitData": (r"(?:^|/)chunk-\d+-\d+(?:\.\w+)?\.bin$", "write them as MDS or WebDataset tars"),
-    "Mosaic CSV": (r"\.[ctx]sv\.meta(?:\.\w+)?$", "write them as MDS with streaming.MDSWriter"),
     "TFRecord": (r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$", "write them as WebDataset tars"),
     "Megatron's indexed tokens": (r"\.idx$", "give the texts that they were made from, as JSONL or Parquet"),
     "Feather": (r"\.feather$", "write them as Parquet"),
@@ -119,7 +118,7 @@ def _told(kind: str, files: Sequence[str], where: str) -> str | None:
 
 def _check_described(taken: Sequence[str], files: Sequence[str], where: str) -> None:
     """Raise DatasetError if the shards taken belong to a format that is not read, or if there is one for each medium."""
-    for kind in ("Lance", "LitData", "Mosaic CSV"):
+    for kind in ("Lance", "LitData"):
         if told := _told(kind, files, where):
             raise DatasetError(told)
     media = {_stem_of_medium(name): name for name in files if name.lower().endswith(_MEDIA)}

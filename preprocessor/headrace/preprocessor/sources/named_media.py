@@ -61,10 +61,25 @@ class NamedMedia:
         fields = {changes.get(name, name): value for name, value in fields.items()}
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 
-    def paths(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields with the path of a medium in the place of a `{bytes, path}` that has no bytes."""
+    def with_bytes(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields with the bytes of the file in each `{bytes, path}` of media that has a path alone.
+
+        Raises BadSampleError as `Record.load` does.
+        """
         media = {*_MEDIA, self._mapping.images, self._mapping.audios}
-        return {name: _path(value) if name in media else value for name, value in fields.items()}
+        return {name: self._with_bytes(value) if name in media else value for name, value in fields.items()}
+
+    def _with_bytes(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._with_bytes(item) for item in value]
+        if (
+            isinstance(value, dict)
+            and value.keys() == {"bytes", "path"}
+            and value["bytes"] is None
+            and isinstance(value["path"], str)
+        ):
+            return {**value, "bytes": self.files.load(value["path"])}
+        return value
 
 
 class TableShard(Shard):
@@ -84,19 +99,11 @@ class TableShard(Shard):
     def read(self, row: int) -> Record:
         """Return the record at `row`. Raises BadSampleError where it is damaged."""
         record = self._table.read(row)
-        return self._media.record(record.key, self._media.paths(dict(record.fields)))
+        return self._media.record(record.key, self._media.with_bytes(dict(record.fields)))
 
     def close(self) -> None:
         """Close the file."""
         self._table.close()
-
-
-def _path(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_path(item) for item in value]
-    if isinstance(value, dict) and value.keys() == {"bytes", "path"} and value["bytes"] is None and value["path"]:
-        return value["path"]
-    return value
 
 
 def _column(name: str, value: Any) -> str | None:

@@ -93,6 +93,7 @@ def test_formats_that_often_describe_others_count_where_there_is_nothing_else(
         (("a.tsv",), ["a.tsv"]),
         (("a.ndjson", "b.jsonl.gz"), ["a.ndjson", "b.jsonl.gz"]),
         (("c4.0.json.gz", "c4.1.json.gz"), ["c4.0.json.gz", "c4.1.json.gz"]),
+        (("shard.00000.csv", "shard.00000.csv.meta", "index.json"), ["shard.00000.csv"]),
         (("shard.00000.json.zstd", "shard.00000.json.meta.zstd", "index.json"), ["shard.00000.json.zstd"]),
     ],
 )
@@ -111,7 +112,6 @@ def test_descriptions_are_no_shards(
             "holds Lance (x.lance/_versions/v.json), which is not read: write",
         ),
         (("index.json", "chunk-0-0.bin"), "holds LitData (chunk-0-0.bin), which is not read: write them as MDS"),
-        (("shard.00000.csv", "shard.00000.csv.meta", "index.json"), "holds Mosaic CSV (shard.00000.csv.meta), which is not read"),
         (("a.tfrecord-00000-of-00002",), "holds TFRecord"),
         (("images.zip",), "holds zip (images.zip), which is not read: unpack them"),
         (("train/cat/1.jpg", "train/dog/2.JPG"), "the names of folders are not taken for texts"),

@@ -261,6 +261,16 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path, monkeypa
     assert rows(path) == [Reason.TOO_LARGE, Reason.TOO_LARGE, Reason.SCHEMA_ERROR, {"text": "a", "n": "1"}]
 
 
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_shards_of_mosaic_have_no_quotation_marks(tmp_path: Path, end: str) -> None:
+    """Their writer joins values as they are, and refuses those with separators in them."""
+    data = b'text,n\n"a" b,1\n"c,2\nd""e,3\n'
+    path = written(tmp_path / f"shard.00000.csv{end}", gzip.compress(data) if end else data)
+    assert rows(path)[0] is Reason.SCHEMA_ERROR
+    written(tmp_path / f"shard.00000.csv.meta{end}", b"offsets")
+    assert rows(path) == [{"text": '"a" b', "n": "1"}, {"text": '"c', "n": "2"}, {"text": 'd""e', "n": "3"}]
+
+
 # Names of media
 
 
@@ -335,9 +345,9 @@ def test_tables_may_name_files_too(tmp_path: Path, end: str) -> None:
         with pa.ipc.new_stream(str(path), table.schema) as writer:
             writer.write_table(table)
     written(tmp_path / "pictures/1.jpg", b"a picture")
-    assert rows(path) == [records[0] | {"image": "1.jpg"}, *records[1:]]
-    with opened(path, media_root=str(tmp_path / "pictures")) as shard:
-        assert shard.read(0).load("1.jpg") == b"a picture"
+    assert rows(path) == [Reason.MISSING_MEDIA, *records[1:]]
+    found = {"image": {"bytes": b"a picture", "path": "1.jpg"}}
+    assert rows(path, media_root=str(tmp_path / "pictures")) == [records[0] | found, *records[1:]]
 
 
 def test_the_metadata_of_an_image_folder_may_be_parquet(tmp_path: Path) -> None:
