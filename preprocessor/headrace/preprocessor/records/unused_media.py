@@ -8,9 +8,11 @@ in a record without being used. Media are recognised by their values if these ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from headrace.mapping import MappingSpec
+from headrace.preprocessor.records.medium import holds_medium
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
@@ -34,7 +36,7 @@ _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
 _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
-_STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
+_DEPTH = 4  # lists and objects inside of each other, in which a medium is looked for
 _LONGEST_NAME = 1024
 
 
@@ -81,9 +83,9 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
     for name, value in record.fields.items():
         if not value or name in used or ignored(name, spec):
             continue
-        first = value[0] if isinstance(value, list) else value
-        if isinstance(first, bytes) or (isinstance(first, dict) and first.keys() == _STRUCT and any(first.values())):
+        if _holds_medium(value):
             raise _unused(f"what {name} holds", name, None)
+        first = value[0] if isinstance(value, list) else value
         if isinstance(first, str) and (kind := _named_kind(name, first)) and kind not in kinds:
             raise _unused(f"{first[:80]!r}, which {name} names", name, kind)
 
@@ -97,6 +99,14 @@ def check_text(text: str, spec: MappingSpec) -> None:
                 f"{found} in the text stands for a medium, and nothing takes it: name it as the mapping's image_placeholder or "
                 "audio_placeholder, or list it under its ignore where it is text",
             )
+
+
+def _holds_medium(value: Any, depth: int = _DEPTH) -> bool:
+    """Whether a value, the first item of a list, or a field of an object is the file of a medium."""
+    if holds_medium(value):
+        return True
+    inside = value.values() if isinstance(value, Mapping) else value[:1] if isinstance(value, list) else ()
+    return depth > 0 and any(_holds_medium(item, depth - 1) for item in inside)
 
 
 def _ending(name: str) -> str:

@@ -43,6 +43,7 @@ def refusal(fields: dict[str, Any]) -> BadSampleError:
         ("tool_calls", CALL),
         ("function_call", {"name": "add"}),
         ("reasoning_content", "Two and three."),
+        ("reasoning", "Two and three."),
         ("thinking", "Hm."),
         ("refusal", "I cannot."),
         ("images", ["a.jpg"]),
@@ -201,25 +202,3 @@ def test_indices_that_leave_a_medium_or_a_part_alone_are_refused(indices: tuple[
 @pytest.mark.parametrize("index", ["0", True, 0.5])
 def test_an_index_is_a_number(index: Any) -> None:
     assert "messages[0].content[0].index: expected a number from 0 on" in refusal({**parts(index), "images": ["a"]}).detail
-
-
-@pytest.mark.parametrize(
-    ("part", "detail"),
-    [
-        (
-            {"type": "image", "image": "a.jpg"},
-            "content[0].image: media inside of parts are not taken; list them in order under images",
-        ),
-        (
-            {"type": "audio", "url": "a.wav"},
-            "content[0].url: media inside of parts are not taken; list them in order under audios",
-        ),
-        ({"type": "video"}, "content[0]: expected a part of type text, image or audio, got the type 'video'"),
-        ({"type": "image_url", "image_url": {"url": "a"}}, "got the type 'image_url'"),
-        ({"type": "thinking", "thinking": "Hm."}, "got the type 'thinking'"),
-    ],
-)
-def test_parts_that_are_not_taken_are_named(part: dict[str, Any], detail: str) -> None:
-    error = refusal({"messages": [USER | {"content": [part]}, ANSWER], "images": ["a"]})
-    assert error.reason is Reason.SCHEMA_ERROR
-    assert detail in error.detail
