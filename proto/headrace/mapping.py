@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Roles = Annotated[tuple[str, ...], Field(min_length=1)]
+Path = Annotated[str, Field(max_length=512)]
 Placeholder = Annotated[str, Field(min_length=1)]
 
 
@@ -16,21 +17,21 @@ class MappingSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    text: str | None = None
+    text: Path | None = None
     """Path of the text: a plain caption, an interleaved list of strings, or a list of turns. None: the first that the record has
     of `texts`, `conversations`, `messages`, `caption`, `text`, `txt`, or else a question and its answer.
 
     A path is a key, or keys and places in lists with dots between them (`json.caption`, `caption.0`), where `*` is every item of
     a list (`parts.*.image`). A key that has dots itself is found too."""
-    question: str | None = None
+    question: Path | None = None
     """Path of the question that a user asks, where it and its answer are in fields of their own; comes with `answer`. None: the
     one of `question`, `query`, `prompt`, `instruction`, `problem` that the record has, if it has no `text`."""
-    answer: str | None = None
+    answer: Path | None = None
     """Path of the answer to `question`. None: the one of `answer`, `answers`, `response`, `completion`, `output`, `solution`."""
-    images: str | None = None
+    images: Path | None = None
     """Path of the image or images. None: the first that the record has of `images`, `image`, else the tar members with the
     extension of an image, in natural order."""
-    audios: str | None = None
+    audios: Path | None = None
     """Path of the recording or recordings. None: the first that the record has of `audios`, `audio`, else the tar members with
     the extension of a recording, in natural order."""
     ignore: tuple[str, ...] = ()

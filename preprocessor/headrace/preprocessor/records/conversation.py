@@ -22,10 +22,10 @@ from headrace.quarantine import BadSampleError, Reason
 
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
-_NOT_TAKEN = (
+_NOT_TAKEN = frozenset((
     "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio",
     "audios", "video", "videos",
-)  # fmt: skip
+))  # fmt: skip
 """Fields of a turn that no template has a place for."""
 _SHAPES = (("from", "value"), ("role", "content"))
 """Keys of a turn for who speaks, and for what is said. A question with its answer, `{user, assistant}`, is two turns."""
@@ -74,8 +74,9 @@ def answer_turn(field: str, value: Any, thought: str, spec: MappingSpec) -> Draf
 def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
     if not isinstance(item, dict):
         raise schema_error(field, "a turn like the others' or strings only", item)
-    for name in _NOT_TAKEN:
-        _check_nothing(f"{field}.{name}", item.get(name), name, spec)
+    for name in item:
+        if name in _NOT_TAKEN:
+            _check_nothing(f"{field}.{name}", item[name], name, spec)
     if item.keys() >= {"user", "assistant"}:
         return [
             user_turn(f"{field}.user", item["user"], spec),
@@ -91,8 +92,9 @@ def _turn(field: str, item: Mapping[str, Any], role: Role, key: str, spec: Mappi
     if role is Role.ASSISTANT:
         turn = answer_turn(f"{field}.{key}", item[key], learning.thought_of(f"{field}.", item, spec), spec)
     else:
-        for name in learning.THOUGHT_FIELDS:
-            _check_nothing(f"{field}.{name}", item.get(name), name, spec)
+        for name in item:
+            if name in learning.THOUGHT_FIELDS:
+                _check_nothing(f"{field}.{name}", item[name], name, spec)
         turn = Draft(role=role, pieces=_content(f"{field}.{key}", item[key], role, "", spec))
     return dataclasses.replace(turn, learnt=learning.is_learnt(field, item, role, spec))
 

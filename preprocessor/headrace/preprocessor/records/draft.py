@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import unused_media
@@ -12,7 +12,7 @@ from headrace.preprocessor.records.medium import Medium
 from headrace.preprocessor.records.turn import Role, Text
 
 
-class MediaKind(Enum):
+class MediaKind(StrEnum):
     """The kind of a medium."""
 
     IMAGE = "image"

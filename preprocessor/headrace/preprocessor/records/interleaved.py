@@ -8,11 +8,12 @@ text_list: ["A sentence.", ...], image_info: [{"image_name": "a.jpg", "matched_t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.draft import Draft, MediaKind, Piece, Place, split
+from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.medium import medium_of
 from headrace.preprocessor.records.record import schema_error
 from headrace.preprocessor.records.turn import Role
@@ -28,14 +29,15 @@ def join(texts: list[str], spec: MappingSpec) -> Draft:
     return Draft(role=Role.DOCUMENT, pieces=[piece for text in texts for piece in split(text, spec)])
 
 
-def alternate(field: str, texts: list[Any], image_field: str, images: Any, spec: MappingSpec) -> Draft:
+def alternate(field: str, texts: Sequence[str | None], listed: Listed | None, spec: MappingSpec) -> Draft:
     """Return the document in which each place has a text or an image, and null in the other list.
 
     Raises BadSampleError (schema_error) if the lists differ in length, or a place has none of both or both.
     """
-    if not isinstance(images, list) or len(images) != len(texts):
+    image_field, images = (listed.path, listed.media or ()) if listed else ("images", ())
+    if len(images) != len(texts):
         raise BadSampleError(
-            Reason.SCHEMA_ERROR, f"{field} has nulls, in the place of which images belong: {image_field} must be as long a list"
+            Reason.SCHEMA_ERROR, f"{field} and {image_field} have nulls in each other's place, so they must be of one length"
         )
     pieces: list[Piece] = []
     for index, (text, image) in enumerate(zip(texts, images, strict=True)):
@@ -45,10 +47,10 @@ def alternate(field: str, texts: list[Any], image_field: str, images: Any, spec:
                 f"{field}[{index}] and {image_field}[{index}] are {'both null' if text is None else 'both there'}: one of two "
                 "belongs there",
             )
-        if image is None:
+        if text is not None:
             pieces += split(text, spec)
         else:
-            pieces.append(Place(kind=MediaKind.IMAGE, medium=medium_of(f"{image_field}[{index}]", image)))
+            pieces.append(Place(kind=MediaKind.IMAGE, medium=image))
     return Draft(role=Role.DOCUMENT, pieces=pieces)
 
 

@@ -17,7 +17,7 @@ from headrace.preprocessor.records.record import is_absent, schema_error
 from headrace.preprocessor.records.turn import Role
 from headrace.quarantine import BadSampleError, Reason
 
-THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
+THOUGHT_FIELDS = frozenset(("reasoning_content", "reasoning", "thinking"))
 """Fields of a turn that hold the thoughts in front of its answer."""
 _WEIGHT_SYNONYMS = ("loss", "train", "loss_weight", "mask")
 """Other trainers' names for the weight of a turn. For some, a mask of 1 means that it is learnt, for others that it is not."""
@@ -53,7 +53,8 @@ def thought_of(prefix: str, item: Mapping[str, Any], spec: MappingSpec) -> str:
 
     Raises BadSampleError (schema_error) if the mapping does not say what becomes of them, they are no text, or fields differ.
     """
-    given = {name: item[name] for name in THOUGHT_FIELDS if not is_absent(item.get(name)) and name not in spec.ignore}
+    names = [name for name in item if name in THOUGHT_FIELDS and name not in spec.ignore]
+    given = {name: item[name] for name in names if not is_absent(item[name])}
     for name, value in given.items():
         if spec.thinking is None:
             raise BadSampleError(

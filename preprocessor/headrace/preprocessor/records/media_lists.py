@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import key_path, unused_media
@@ -13,37 +12,27 @@ from headrace.preprocessor.records.record import Record, schema_error
 
 _KEYS = {MediaKind.IMAGE: ("images", "image"), MediaKind.AUDIO: ("audios", "audio")}
 _EXTENSIONS = {MediaKind.IMAGE: unused_media.IMAGE_EXTENSIONS, MediaKind.AUDIO: unused_media.AUDIO_EXTENSIONS}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What a record has at the path of its media."""
-
-    path: str
-    value: Any
+_JPEG = ("jpg", "jpeg")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
     """The media of one kind that a record lists, in order."""
 
+    path: str = ""
+    """Path of the list; "" if they are members of a tar that no field names."""
     field: str = ""
-    """Name of the record's field that lists them; "" if they are members of a tar that no field names, or there are none."""
-    media: tuple[Medium, ...] | None = ()
-    """None if null stands in the place of the list."""
+    """Name of the record's field in which the path begins."""
+    media: tuple[Medium | None, ...] | None = ()
+    """None if null stands in the place of the list. A null among the media stands where a text belongs."""
 
-
-def find_list(record: Record, kind: MediaKind, spec: MappingSpec) -> Found | None:
-    """Return what the record has at the mapping's path of a kind of media, else in one of the usual fields; None if nothing."""
-    path = named(kind, spec)
-    if path is None:
-        path = next((key for key in _KEYS[kind] if key in record.fields and key not in spec.ignore), None)
-    if path is None:
-        return None
-    try:
-        return Found(path=path, value=key_path.find(record.fields, path))
-    except KeyError:
-        return None
+    @property
+    def whole(self) -> tuple[Medium, ...]:
+        """The media, of a list that has no nulls. Raises BadSampleError (schema_error) for one that has."""
+        media = tuple(medium for medium in self.media or () if medium is not None)
+        if len(media) < len(self.media or ()):
+            raise schema_error(self.path, "a name or {bytes, path}", None)
+        return media
 
 
 def named(kind: MediaKind, spec: MappingSpec) -> str | None:
@@ -51,22 +40,45 @@ def named(kind: MediaKind, spec: MappingSpec) -> str | None:
     return spec.images if kind is MediaKind.IMAGE else spec.audios
 
 
-def list_media(record: Record, kind: MediaKind, spec: MappingSpec, *, members: bool) -> Listed:
-    """Return the media of one kind that a record lists. `members`: whether tar members that no field names count too.
+def list_media(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed | None:
+    """Return the media of one kind that the mapping names, or that a usual field lists; None if there is no such field.
 
-    Raises BadSampleError with schema_error (the mapping's name is not there, or a value is no medium), unused_media (members of
-    which nothing says which are meant) or what `medium_of` raises.
+    Raises BadSampleError with schema_error (the mapping's name is not there, or a value is no medium) or what `medium_of` raises.
     """
     path = named(kind, spec)
-    found = None if path in record.members and path not in record.fields else find_list(record, kind, spec)
-    if found is None:
-        if path is None:
-            return Listed(media=unused_media.members_of_kind(record, _EXTENSIONS[kind], spec) if members else ())
-        if path in record.members:
-            return Listed(media=(path,))
-        raise schema_error(path, "an image or a recording", "nothing of that name")
-    field = key_path.field_of(record.fields, found.path)
-    if found.value is None:
-        return Listed(field=field, media=None)
-    items = found.value if isinstance(found.value, list) else [found.value]
-    return Listed(field=field, media=tuple(medium_of(found.path, item) for item in items))
+    if path in record.members and path not in record.fields:
+        return Listed(path=path, media=(path,))
+    if path is None:
+        path = next((key for key in _KEYS[kind] if key in record.fields and key not in spec.ignore), None)
+    if path is None:
+        return None
+    field = key_path.field_of(record.fields, path)
+    try:
+        value = key_path.find(record.fields, path)
+    except KeyError as err:
+        raise schema_error(path, "an image or a recording", "nothing of that name") from err
+    if value is None:
+        return Listed(path=path, field=field, media=None)
+    items = value if isinstance(value, list) else [value]
+    media = tuple(None if item is None else medium_of(path, item) for item in items)
+    return Listed(
+        path=path, field=field, media=tuple(_renamed(item, record, kind) for item in media) if len(media) == 1 else media
+    )
+
+
+def list_members(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed:
+    """Return the members of a tar that are media of one kind. Raises BadSampleError as `members_of_kind` does."""
+    return Listed(media=unused_media.members_of_kind(record, _EXTENSIONS[kind], spec))
+
+
+def _renamed(medium: Medium | None, record: Record, kind: MediaKind) -> Medium | None:
+    """Return the member of a tar that a path means: `jpg` for `coco/train/0001.jpg`, if that is the only image.
+
+    Tools that pack files into a tar call them KEY.jpg, and leave their former path in the annotation.
+    """
+    if not isinstance(medium, str) or "." not in medium or medium.lower() in record.members:
+        return medium
+    ending = unused_media.ending_of(medium)
+    same = _JPEG if ending in _JPEG else (ending,)
+    members = [name for name in record.members if unused_media.ending_of(name) in _EXTENSIONS[kind]]
+    return members[0] if len(members) == 1 and members[0] in same else medium

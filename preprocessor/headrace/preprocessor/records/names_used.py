@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
@@ -19,10 +19,12 @@ def names_used(record: Record, spec: MappingSpec) -> frozenset[str]:
     """Return those of `names_given` that the record has: paths that lead to something, and ignored fields, members and
     placeholders that are in it. What no record of a data set uses is likely to be misspelt."""
     paths = (path for path in _paths(spec) if path in record.members or _leads_somewhere(record, path))
-    there = {*record.members, *_keys(record.fields)}
+    values = list(_values(record.fields))
+    objects = (value for value in values if isinstance(value, Mapping))
+    there = {*record.members, *(name for value in objects for name, inner in value.items() if not is_absent(inner))}
     endings = {name.rsplit(".", 1)[-1] for name in there}
     signs = [name for name in spec.ignore if name and not name[0].isalnum()]  # placeholders, not names of fields
-    found = (name for name in signs if any(name in text for text in _texts(record.fields)))
+    found = (name for name in signs if any(name in value for value in values if isinstance(value, str)))
     return frozenset((*paths, *(name for name in spec.ignore if name in there or name in endings), *found))
 
 
@@ -37,20 +39,10 @@ def _leads_somewhere(record: Record, path: str) -> bool:
         return False
 
 
-def _keys(value: Any) -> Iterable[str]:
-    """Yield the names of all fields that hold something, those of turns and parts included."""
-    if isinstance(value, Mapping):
-        yield from (name for name, inner in value.items() if not is_absent(inner))
-    for inner in _inside(value):
-        yield from _keys(inner)
-
-
-def _texts(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
+def _values(fields: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the fields and all that is inside of them, turns and parts included, however deep."""
+    waiting: list[Any] = [fields]
+    while waiting:
+        value = waiting.pop()
         yield value
-    for inner in _inside(value):
-        yield from _texts(inner)
-
-
-def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

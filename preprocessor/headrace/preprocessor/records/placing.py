@@ -28,9 +28,11 @@ def put_in_front(parsed: Parsed, listed: Mapping[MediaKind, Listed], spec: Mappi
 
     Raises BadSampleError with placeholder_mismatch if something in a conversation looks like a place for one.
     """
-    kinds = [kind for kind, found in listed.items() for _ in found.media or ()]
+    if not parsed.may_lead or any(next(parsed.places(kind), None) for kind in MediaKind):
+        return
+    kinds = [kind for kind, found in listed.items() for _ in found.whole]
     first = next((turn for turn in parsed.turns if turn.role in (Role.USER, Role.DOCUMENT)), None)
-    if not kinds or first is None or not parsed.may_lead or any(next(parsed.places(kind), None) for kind in MediaKind):
+    if not kinds or first is None:
         return
     if first.role is Role.USER:
         _check_no_other_place(parsed, len(kinds), spec)
@@ -63,17 +65,17 @@ def arrange(kind: MediaKind, parsed: Parsed, listed: Listed) -> Iterator[Medium]
         _check_own(kind, own, len(places), listed)
         return iter(own)
     if listed.media is None and places:
-        raise BadSampleError(Reason.MISSING_MEDIA, f"{len(places)} {kind.value} placeholders, and null in the place of media")
-    media = listed.media or ()
+        raise BadSampleError(Reason.MISSING_MEDIA, f"{len(places)} {kind} placeholders, and null in the place of media")
+    media = listed.whole
     indices = [place.index for place in places if place.index is not None]
     if not indices:
         if len(media) != len(places):
-            raise BadSampleError(Reason.PLACEHOLDER_MISMATCH, f"{len(places)} {kind.value} placeholders for {len(media)} media")
+            raise BadSampleError(Reason.PLACEHOLDER_MISMATCH, f"{len(places)} {kind} placeholders for {len(media)} media")
         return iter(media)
     if len(indices) < len(places) or set(indices) != set(range(len(media))):
         raise BadSampleError(
             Reason.PLACEHOLDER_MISMATCH,
-            f"{len(places)} {kind.value} parts with the indices {indices} for {len(media)} media: each part needs one, from "
+            f"{len(places)} {kind} parts with the indices {indices} for {len(media)} media: each part needs one, from "
             "0 on, and each medium a part",
         )
     return (media[index] for index in indices)
@@ -83,11 +85,11 @@ def _check_own(kind: MediaKind, own: list[Medium], num_places: int, listed: List
     if len(own) < num_places:
         raise BadSampleError(
             Reason.PLACEHOLDER_MISMATCH,
-            f"{len(own)} of {num_places} places for an {kind.value} say which one it is: all must, or none",
+            f"{len(own)} of {num_places} places for an {kind} say which one it is: all must, or none",
         )
-    if listed.media and list(listed.media) != own:
+    if listed.media and list(listed.whole) != own:
         raise BadSampleError(
             Reason.PLACEHOLDER_MISMATCH,
-            f"{listed.field} lists other media than the text's own: list {listed.field!r} under the mapping's ignore, or take "
+            f"{listed.path} lists other media than the text's own: list {listed.field!r} under the mapping's ignore, or take "
             "the parts' own out",
         )

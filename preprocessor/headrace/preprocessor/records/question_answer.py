@@ -24,7 +24,10 @@ from headrace.quarantine import BadSampleError, Reason
 _ASKING = ("question", "query", "prompt", "instruction", "problem")
 _ANSWERING = ("answer", "answers", "response", "completion", "output", "solution")
 _CHOSEN_ANSWER = "multiple_choice_answer"  # the one of VQA's ten `answers` that most people gave
-_NEEDED = ("input", "context", "contexts", "passage", "history", "choices", "options", "hint")
+_NEEDED = (
+    "input", "context", "contexts", "passage", "passages", "paragraph", "article", "document", "documents", "story", "table",
+    "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
+)  # fmt: skip
 """Fields without which a question may not be understood."""
 
 

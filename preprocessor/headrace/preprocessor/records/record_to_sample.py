@@ -30,9 +30,13 @@ Captions and documents are one turn with the role DOCUMENT. These functions know
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import key_path, learning, media_lists, placing, shapes, unused_media
 from headrace.preprocessor.records.draft import MediaKind, Piece
+from headrace.preprocessor.records.media_lists import Listed
+from headrace.preprocessor.records.medium import Medium
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.turn import Audio, Image, Role, Sample, Segment, Text, Turn
 
@@ -46,15 +50,11 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     unused_media, corrupt_media (a data URL that is none), empty_sample (no text and no media, or a conversation without an
     answer), and whatever `record.load` raises.
     """
-    parsed = shapes.parse(record, spec)
+    named = {kind: media_lists.list_media(record, kind, spec) for kind in MediaKind}
+    parsed = shapes.parse(record, named[MediaKind.IMAGE], spec)
     own = {kind: [place.medium for place in parsed.places(kind) if place.medium is not None] for kind in MediaKind}
-    listed = {kind: _listed(record, kind, parsed, spec, members=not own[kind]) for kind in MediaKind}
-    media = [medium for kind in MediaKind for medium in (*own[kind], *(listed[kind].media or ()))]
-    settled = [kind.value for kind in MediaKind if media_lists.named(kind, spec) is not None]
-    taken = [kind.value for kind in MediaKind if own[kind] or listed[kind].media]
-    unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
-    used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
-    unused_media.check_fields(record, used, {*settled, *taken}, spec)
+    listed = {kind: _beside(record, kind, named[kind], parsed, bool(own[kind]), spec) for kind in MediaKind}
+    _check_unused(record, parsed, own, listed, spec)
     placing.put_in_front(parsed, listed, spec)
     learning.check_learnable(parsed.turns)
     arranged = {kind: placing.arrange(kind, parsed, listed[kind]) for kind in MediaKind}
@@ -70,9 +70,29 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     return Sample(turns=tuple(turns))
 
 
-def _listed(record: Record, kind: MediaKind, parsed: shapes.Parsed, spec: MappingSpec, *, members: bool) -> media_lists.Listed:
-    """Return the media that a record lists beside its text; none if the text is interleaved with that list already."""
-    found = media_lists.find_list(record, kind, spec)
-    if found and found.path in parsed.paths:
-        return media_lists.Listed()
-    return media_lists.list_media(record, kind, spec, members=members)
+def _beside(
+    record: Record, kind: MediaKind, named: Listed | None, parsed: shapes.Parsed, has_own: bool, spec: MappingSpec
+) -> Listed:
+    """Return the media of one kind beside the text: `named` ones, or else members of a tar, if the text has none of its own."""
+    if named is None:
+        return Listed() if has_own else media_lists.list_members(record, kind, spec)
+    if parsed.takes_images and kind is MediaKind.IMAGE:
+        return Listed(field=named.field)
+    return named
+
+
+def _check_unused(
+    record: Record,
+    parsed: shapes.Parsed,
+    own: Mapping[MediaKind, list[Medium]],
+    listed: Mapping[MediaKind, Listed],
+    spec: MappingSpec,
+) -> None:
+    media = [medium for kind in MediaKind for medium in (*own[kind], *listed[kind].whole)]
+    settled = [kind for kind in MediaKind if media_lists.named(kind, spec) is not None]
+    taken = [kind for kind in MediaKind if own[kind] or listed[kind].media]
+    unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
+    used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
+    unused_media.check_fields(record, used, {*settled, *taken}, spec)
+    if parsed.is_pair and not media:
+        unused_media.check_hints(record, used, spec)

@@ -9,7 +9,7 @@ from typing import Any
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import conversation, interleaved, key_path, learning, question_answer
 from headrace.preprocessor.records.draft import Draft, MediaKind, Place
-from headrace.preprocessor.records.media_lists import find_list
+from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.record import Record, schema_error
 from headrace.quarantine import BadSampleError, Reason
 
@@ -29,23 +29,29 @@ class Parsed:
     """Paths of what the turns are made of."""
     may_lead: bool
     """Whether media stand in front if no placeholder is there: so for captions and conversations, not for documents."""
+    takes_images: bool = False
+    """Whether the record's list of images is a part of the document already."""
+    is_pair: bool = False
+    """Whether it is a question and an answer in fields of their own."""
 
     def places(self, kind: MediaKind) -> Iterator[Place]:
         """The places of one kind of media, in order."""
         return (piece for turn in self.turns for piece in turn.pieces if isinstance(piece, Place) and piece.kind is kind)
 
 
-def parse(record: Record, spec: MappingSpec) -> Parsed:
-    """Find the text of a record and parse it into turns. Raises BadSampleError with schema_error or unused_media, or for media
-    inside of the text what `medium_of` raises."""
-    parsed = _parse(record, spec)
+def parse(record: Record, images: Listed | None, spec: MappingSpec) -> Parsed:
+    """Find the text of a record and parse it into turns. `images`: the record's list of them.
+
+    Raises BadSampleError with schema_error or unused_media, or for media inside of the text what `medium_of` raises.
+    """
+    parsed = _parse(record, images, spec)
     conversation.add_system(parsed.turns, record.fields, spec)
     if spec.learn == "last":
         parsed.turns[:] = learning.only_last(parsed.turns)
     return parsed
 
 
-def _parse(record: Record, spec: MappingSpec) -> Parsed:
+def _parse(record: Record, images: Listed | None, spec: MappingSpec) -> Parsed:
     fields = record.fields
     if spec.text is not None:
         try:
@@ -54,41 +60,43 @@ def _parse(record: Record, spec: MappingSpec) -> Parsed:
             value = None
         if value is None:
             raise schema_error(spec.text, "text", None)
-        return _parse_text(record, spec.text, value, spec)
+        return _parse_text(spec.text, value, images, spec)
     if spec.question is None:
         for key in _TEXT_KEYS:
             if fields.get(key) is not None and key not in spec.ignore:
-                return _parse_text(record, key, fields[key], spec)
+                return _parse_text(key, fields[key], images, spec)
         if fields.get(interleaved.SENTENCES) is not None:
             paths = (interleaved.SENTENCES, interleaved.MATCHES)
             return Parsed(turns=[interleaved.match(fields, spec)], paths=paths, may_lead=False)
         _check_no_preference(record, spec)
     if pair := question_answer.find_pair(fields, spec):
-        return Parsed(turns=question_answer.parse_pair(fields, *pair, spec), paths=pair, may_lead=True)
+        return Parsed(turns=question_answer.parse_pair(fields, *pair, spec), paths=pair, may_lead=True, is_pair=True)
     raise BadSampleError(Reason.SCHEMA_ERROR, f"none of {', '.join(_TEXT_KEYS)} is there, only {', '.join(fields) or 'nothing'}")
 
 
-def _parse_text(record: Record, path: str, value: Any, spec: MappingSpec) -> Parsed:
+def _parse_text(path: str, value: Any, images: Listed | None, spec: MappingSpec) -> Parsed:
     name = path.rsplit(".", 1)[-1]
     if isinstance(value, str) and name not in _LIST_KEYS:
         return Parsed(turns=[interleaved.join([value], spec)], paths=(path,), may_lead=True)
     items = key_path.parse_json(value) if isinstance(value, str) else value
     if not isinstance(items, list):
         raise schema_error(path, "a list" if name in _LIST_KEYS else "a string or a list", value)
-    if all(isinstance(item, str) for item in items):
-        document = interleaved.join(items, spec)
-        one = len(items) == 1 and name not in _LIST_KEYS
-        if name in _CAPTION_KEYS and len(items) > 1 and not any(isinstance(piece, Place) for piece in document.pieces):
-            raise BadSampleError(
-                Reason.SCHEMA_ERROR, f"{path} is a list of {len(items)} captions: name one, as in the mapping 'text: {path}.0'"
-            )
-        return Parsed(turns=[document], paths=(path,), may_lead=one)
     if all(item is None or isinstance(item, str) for item in items):
-        images = find_list(record, MediaKind.IMAGE, spec)
-        image_path, image_list = (images.path, images.value) if images else ("images", None)
-        document = interleaved.alternate(path, items, image_path, image_list, spec)
-        return Parsed(turns=[document], paths=(path, image_path), may_lead=False)
+        return _parse_document(path, items, images, spec)
     return Parsed(turns=conversation.parse_turns(path, items, spec), paths=(path,), may_lead=True)
+
+
+def _parse_document(path: str, items: list[str | None], images: Listed | None, spec: MappingSpec) -> Parsed:
+    if None in items or (images and None in (images.media or ())):
+        document = interleaved.alternate(path, items, images, spec)
+        return Parsed(turns=[document], paths=(path,), may_lead=False, takes_images=True)
+    document = interleaved.join([item for item in items if item is not None], spec)
+    name = path.rsplit(".", 1)[-1]
+    if name in _CAPTION_KEYS and len(items) > 1 and not any(isinstance(piece, Place) for piece in document.pieces):
+        raise BadSampleError(
+            Reason.SCHEMA_ERROR, f"{path} is a list of {len(items)} captions: name one, as in the mapping 'text: {path}.0'"
+        )
+    return Parsed(turns=[document], paths=(path,), may_lead=len(items) == 1 and name not in _LIST_KEYS)
 
 
 def _check_no_preference(record: Record, spec: MappingSpec) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.medium import holds_medium
-from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.record import Record, is_absent
 from headrace.quarantine import BadSampleError, Reason
 
 # Formats that no decoder takes are listed too, so that such a sample is refused by name.
@@ -50,7 +50,7 @@ def members_of_kind(record: Record, extensions: frozenset[str], spec: MappingSpe
 
     Raises BadSampleError with unused_media if nothing says which of several is meant.
     """
-    names = tuple(name for name in record.members if _ending(name) in extensions and not ignored(name, spec))
+    names = tuple(name for name in record.members if ending_of(name) in extensions and not ignored(name, spec))
     if len(names) > 1 and not _numbered_alike([name.rpartition(".")[0] for name in names]):
         raise BadSampleError(
             Reason.UNUSED_MEDIA,
@@ -71,7 +71,7 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
     """
     known = _NOTES.union(*(_KINDS[kind] for kind in settled))
     for name in record.members:
-        if name not in used and _ending(name) not in known and not ignored(name, spec):
+        if name not in used and ending_of(name) not in known and not ignored(name, spec):
             raise _unused(f"the member {name}", name, _kind_of_name(name))
 
 
@@ -88,6 +88,16 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
         first = value[0] if isinstance(value, list) else value
         if isinstance(first, str) and (kind := _named_kind(name, first)) and kind not in kinds:
             raise _unused(f"{first[:80]!r}, which {name} names", name, kind)
+
+
+def check_hints(record: Record, used: Collection[str], spec: MappingSpec) -> None:
+    """Raise BadSampleError with unused_media if a field not in `used` speaks of a medium (`image_id`).
+
+    For a question without media, which is then likely to be about one that is elsewhere.
+    """
+    for name, value in record.fields.items():
+        if name not in used and not is_absent(value) and not ignored(name, spec) and (kind := _kind_of_field(name)):
+            raise _unused(f"the medium of which {name} speaks", name, kind)
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
@@ -109,12 +119,13 @@ def _holds_medium(value: Any, depth: int = _DEPTH) -> bool:
     return depth > 0 and any(_holds_medium(item, depth - 1) for item in inside)
 
 
-def _ending(name: str) -> str:
+def ending_of(name: str) -> str:
+    """Return what follows the last dot of a name, in lower case; the whole name if it has none."""
     return name.rsplit(".", 1)[-1].lower()
 
 
 def _kind_of_name(name: str) -> str | None:
-    return next((kind for kind, extensions in _KINDS.items() if _ending(name) in extensions), None)
+    return next((kind for kind, extensions in _KINDS.items() if ending_of(name) in extensions), None)
 
 
 def _named_kind(field: str, value: str) -> str | None:
@@ -123,13 +134,22 @@ def _named_kind(field: str, value: str) -> str | None:
     It is told by the field (`video`, `image_path`, `audioFilePath`) or by the file extension at the end of the value, unless
     that is a web address: data sets use those to say where a sample comes from.
     """
-    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
-    told = next((_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS), None)
-    if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(words)):
-        return "video" if told == "pdf" else told
+    told = _kind_of_field(field)
+    if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(_words(field))):
+        return told
     if len(value) > _LONGEST_NAME or "://" in value or any(blank in value for blank in " \n\t") or "." not in value:
         return None
     return _kind_of_name(value)
+
+
+def _kind_of_field(field: str) -> str | None:
+    """Return the kind of medium that a word in a field's name means."""
+    told = next((_MEDIA_WORDS[word] for word in _words(field) if word in _MEDIA_WORDS), None)
+    return "video" if told == "pdf" else told
+
+
+def _words(field: str) -> list[str]:
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
 
 
 def _unused(what: str, name: str, kind: str | None) -> BadSampleError:

@@ -24,22 +24,24 @@ def test_texts_and_images_with_nulls_in_the_others_place(image: Any) -> None:
     fields = {"texts": ["One. ", None, "Two.", None], "images": [None, image, None, "b"], "metadata": "[]"}
     assert said(fields) == ["document: One. [a]Two.[b]"]
     assert said({"row": {"t": fields["texts"], "i": fields["images"]}}, text="row.t", images="row.i") == said(fields)
+    assert said({"texts": ["Words only."], "images": [None]}) == ["document: Words only."]
     assert said({"texts": [None, "A barn."], "images": ["a", None]}, text="texts", images="images") == ["document: [a]A barn."]
 
 
 @pytest.mark.parametrize(
     ("texts", "images", "detail"),
     [
-        (["a", None], None, "texts has nulls, in the place of which images belong: images must be as long a list"),
-        (["a", None], ["a"], "images must be as long a list"),
-        (["a", None], "a", "images must be as long a list"),
+        (["a", None], None, "texts and images have nulls in each other's place, so they must be of one length"),
+        (["a", None], ["a"], "so they must be of one length"),
+        (["a", None], "a", "so they must be of one length"),
         (["a", None], [None, None], "texts[1] and images[1] are both null"),
         (["a", None], ["b", "c"], "texts[0] and images[0] are both there"),
-        (["a", None], [None, 3], "images[1]: expected a name"),
-        (["a", None], [None, "https://example.org/a.jpg"], "images[1] is the address https://example.org/a.jpg"),
+        (["a", None], [None, 3], "images: expected a name"),
+        (["a", None], [None, "https://example.org/a.jpg"], "images is the address https://example.org/a.jpg"),
         (["<image>", None], [None, "a"], "1 of 2 places for an image say which one it is"),
         (["a", None, 3], [None, "a", None], "texts[0]: expected a turn"),
-        (["a", "b"], [None, "c"], "images: expected a name or {bytes, path}, got null"),
+        (["a", "b"], [None, "c"], "texts[1] and images[1] are both there"),
+        (["a", "b"], [None], "so they must be of one length"),
     ],
     ids=repr,
 )

@@ -41,6 +41,14 @@ def test_a_name_is_used_if_it_leads_to_something(mapping: dict[str, Any], used: 
     assert used <= names_given(spec)
 
 
+def test_however_deep_a_record_is() -> None:
+    deep: Any = "<video>"
+    for _ in range(5000):
+        deep = [deep]
+    record = Record(key="k", fields={"deep": deep}, load=str.encode)
+    assert names_used(record, MappingSpec(ignore=("<video>", "gone"))) == {"<video>"}
+
+
 def test_the_names_that_a_mapping_gives() -> None:
     assert names_given(MAPPING_PRESETS["auto"]) == set()
     assert names_given(MAPPING_PRESETS["llava"]) == {"conversations", "image"}

@@ -74,6 +74,7 @@ def test_the_mapping_names_any_two() -> None:
         ({"text": "t", "question": "q", "answer": "a"}, "names text, or question and answer, not both"),
         ({"learn": "first"}, "learn"),
         ({"thinking": "hide"}, "thinking"),
+        ({"text": "a." * 300}, "text"),
     ],
 )
 def test_a_mapping_that_makes_no_sense_is_refused_at_submission(mapping: dict[str, str], sentence: str) -> None:
@@ -105,6 +106,20 @@ def test_what_is_not_certain_is_refused(fields: dict[str, Any], detail: str) -> 
     error = refusal(fields)
     assert error.startswith("schema_error: ")
     assert detail in error
+
+
+@pytest.mark.parametrize(
+    "hint", [{"image_id": 17}, {"img": "17"}, {"imageName": "a"}, {"videos": [3]}, {"audio_key": "x"}], ids=str
+)
+def test_a_question_about_a_picture_that_is_elsewhere_is_no_text(hint: dict[str, Any]) -> None:
+    """As VQA's questions are published, beside the pictures' archive."""
+    (name,) = hint
+    fields = {"question": "2 + 3?", "answer": "5", **hint}
+    assert refusal(fields).startswith("unused_media: ")
+    assert name in refusal(fields)
+    assert said(fields, ignore=(name,)) == TURNS
+    assert said({**fields, name: None}) == TURNS
+    assert said({"question": "2 + 3?", "answer": "5", "image_id": 17, "image": "a"})[0] == "user: [a]2 + 3?"
 
 
 def test_what_is_not_wanted_can_be_ignored() -> None:

@@ -125,7 +125,7 @@ def test_loss_is_on_answers_and_documents() -> None:
         ({"texts": "a string"}, Reason.SCHEMA_ERROR, "texts: expected a list, got a string"),
         ({"caption": 3}, Reason.SCHEMA_ERROR, "caption: expected a string or a list, got int"),
         ({"texts": ["a", 3]}, Reason.SCHEMA_ERROR, "texts[0]: expected a turn"),
-        ({"texts": ["a", None]}, Reason.SCHEMA_ERROR, "texts has nulls, in the place of which images belong"),
+        ({"texts": ["a", None]}, Reason.SCHEMA_ERROR, "texts and images have nulls in each other's place"),
         ({"texts": [{"user": "q"}]}, Reason.SCHEMA_ERROR, "texts[0]: expected {user, assistant}"),
         ({"texts": [{"user": "q", "assistant": None}]}, Reason.SCHEMA_ERROR, "texts[0].assistant: expected a string, got null"),
         ({"conversations": [{"from": 1, "value": "x"}]}, Reason.SCHEMA_ERROR, "conversations[0].from: expected a string"),
