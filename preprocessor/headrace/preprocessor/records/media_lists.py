@@ -78,7 +78,11 @@ def _renamed(medium: Medium | None, record: Record, kind: MediaKind) -> Medium |
     """
     if not isinstance(medium, str) or "." not in medium or medium.lower() in record.members:
         return medium
-    ending = unused_media.ending_of(medium)
+    ending = _ending(medium)
     same = _JPEG if ending in _JPEG else (ending,)
-    members = [name for name in record.members if unused_media.ending_of(name) in _EXTENSIONS[kind]]
+    members = [name for name in record.members if _ending(name) in _EXTENSIONS[kind]]
     return members[0] if len(members) == 1 and members[0] in same else medium
+
+
+def _ending(name: str) -> str:
+    return name.rsplit(".", 1)[-1].lower()

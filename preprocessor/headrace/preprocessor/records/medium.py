@@ -43,15 +43,6 @@ def medium_of(field: str, value: Any) -> Medium:
     raise schema_error(field, "a name or {bytes, path}", value)
 
 
-def holds_medium(value: Any) -> bool:
-    """Whether a value is the file of a medium: bytes, `{bytes, path}`, a data URL, or an image or recording in base64."""
-    if isinstance(value, Mapping):
-        return value.keys() == {"bytes", "path"} and any(value.values())
-    if isinstance(value, str):
-        return _DATA_URL.match(value) is not None or _encoded(value) is not None
-    return isinstance(value, bytes)
-
-
 def _of_string(field: str, value: str) -> Medium:
     if found := _DATA_URL.match(value):
         if not found[1].lower().endswith("base64"):

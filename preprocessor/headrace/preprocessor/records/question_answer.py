@@ -12,7 +12,7 @@ answer: the mapping's `question` and `answer` name two, or its `ignore` the othe
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
@@ -29,6 +29,8 @@ _NEEDED = (
     "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
 )  # fmt: skip
 """Fields without which a question may not be understood."""
+
+_MEDIA_WORDS = ("image", "img", "picture", "photo", "audio", "speech", "video")
 
 
 def find_pair(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[str, str] | None:
@@ -85,6 +87,20 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
         conversation.user_turn(question, asked, spec),
         conversation.answer_turn(answer, _one(answer, answered), thought, spec),
     ]
+
+
+def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec: MappingSpec) -> None:
+    """Raise BadSampleError (unused_media) if a field not in `used` speaks of a medium, for a question that has none.
+
+    Questions about pictures are published without them, with an `image_id`: such a question is no text.
+    """
+    for name in fields:
+        if name not in used and _is_given(name, fields, spec) and any(word in name.lower() for word in _MEDIA_WORDS):
+            raise BadSampleError(
+                Reason.UNUSED_MEDIA,
+                f"the question may be about the medium of which {name} speaks: name the field that has it in the mapping's "
+                f"images or audios, or list {name!r} under its ignore",
+            )
 
 
 def _is_given(name: str, fields: Mapping[str, Any], spec: MappingSpec) -> bool:

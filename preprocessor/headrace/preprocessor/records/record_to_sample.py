@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import key_path, learning, media_lists, placing, shapes, unused_media
+from headrace.preprocessor.records import key_path, learning, media_lists, placing, question_answer, shapes, unused_media
 from headrace.preprocessor.records.draft import MediaKind, Piece
 from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.medium import Medium
@@ -95,4 +95,4 @@ def _check_unused(
     used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
     unused_media.check_fields(record, used, {*settled, *taken}, spec)
     if parsed.is_pair and not media:
-        unused_media.check_hints(record, used, spec)
+        question_answer.check_nothing_to_see(record.fields, used, spec)

@@ -8,12 +8,10 @@ in a record without being used. Media are recognised by their values if these ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records.medium import holds_medium
-from headrace.preprocessor.records.record import Record, is_absent
+from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
 # Formats that no decoder takes are listed too, so that such a sample is refused by name.
@@ -36,7 +34,7 @@ _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
 _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
-_DEPTH = 4  # lists and objects inside of each other, in which a medium is looked for
+_STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
 _LONGEST_NAME = 1024
 
 
@@ -50,7 +48,7 @@ def members_of_kind(record: Record, extensions: frozenset[str], spec: MappingSpe
 
     Raises BadSampleError with unused_media if nothing says which of several is meant.
     """
-    names = tuple(name for name in record.members if ending_of(name) in extensions and not ignored(name, spec))
+    names = tuple(name for name in record.members if _ending(name) in extensions and not ignored(name, spec))
     if len(names) > 1 and not _numbered_alike([name.rpartition(".")[0] for name in names]):
         raise BadSampleError(
             Reason.UNUSED_MEDIA,
@@ -71,7 +69,7 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
     """
     known = _NOTES.union(*(_KINDS[kind] for kind in settled))
     for name in record.members:
-        if name not in used and ending_of(name) not in known and not ignored(name, spec):
+        if name not in used and _ending(name) not in known and not ignored(name, spec):
             raise _unused(f"the member {name}", name, _kind_of_name(name))
 
 
@@ -83,21 +81,11 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
     for name, value in record.fields.items():
         if not value or name in used or ignored(name, spec):
             continue
-        if _holds_medium(value):
-            raise _unused(f"what {name} holds", name, None)
         first = value[0] if isinstance(value, list) else value
+        if isinstance(first, bytes) or (isinstance(first, dict) and first.keys() == _STRUCT and any(first.values())):
+            raise _unused(f"what {name} holds", name, None)
         if isinstance(first, str) and (kind := _named_kind(name, first)) and kind not in kinds:
             raise _unused(f"{first[:80]!r}, which {name} names", name, kind)
-
-
-def check_hints(record: Record, used: Collection[str], spec: MappingSpec) -> None:
-    """Raise BadSampleError with unused_media if a field not in `used` speaks of a medium (`image_id`).
-
-    For a question without media, which is then likely to be about one that is elsewhere.
-    """
-    for name, value in record.fields.items():
-        if name not in used and not is_absent(value) and not ignored(name, spec) and (kind := _kind_of_field(name)):
-            raise _unused(f"the medium of which {name} speaks", name, kind)
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
@@ -111,21 +99,12 @@ def check_text(text: str, spec: MappingSpec) -> None:
             )
 
 
-def _holds_medium(value: Any, depth: int = _DEPTH) -> bool:
-    """Whether a value, the first item of a list, or a field of an object is the file of a medium."""
-    if holds_medium(value):
-        return True
-    inside = value.values() if isinstance(value, Mapping) else value[:1] if isinstance(value, list) else ()
-    return depth > 0 and any(_holds_medium(item, depth - 1) for item in inside)
-
-
-def ending_of(name: str) -> str:
-    """Return what follows the last dot of a name, in lower case; the whole name if it has none."""
+def _ending(name: str) -> str:
     return name.rsplit(".", 1)[-1].lower()
 
 
 def _kind_of_name(name: str) -> str | None:
-    return next((kind for kind, extensions in _KINDS.items() if ending_of(name) in extensions), None)
+    return next((kind for kind, extensions in _KINDS.items() if _ending(name) in extensions), None)
 
 
 def _named_kind(field: str, value: str) -> str | None:
@@ -134,22 +113,13 @@ def _named_kind(field: str, value: str) -> str | None:
     It is told by the field (`video`, `image_path`, `audioFilePath`) or by the file extension at the end of the value, unless
     that is a web address: data sets use those to say where a sample comes from.
     """
-    told = _kind_of_field(field)
-    if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(_words(field))):
-        return told
+    words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
+    told = next((_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS), None)
+    if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(words)):
+        return "video" if told == "pdf" else told
     if len(value) > _LONGEST_NAME or "://" in value or any(blank in value for blank in " \n\t") or "." not in value:
         return None
     return _kind_of_name(value)
-
-
-def _kind_of_field(field: str) -> str | None:
-    """Return the kind of medium that a word in a field's name means."""
-    told = next((_MEDIA_WORDS[word] for word in _words(field) if word in _MEDIA_WORDS), None)
-    return "video" if told == "pdf" else told
-
-
-def _words(field: str) -> list[str]:
-    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
 
 
 def _unused(what: str, name: str, kind: str | None) -> BadSampleError:

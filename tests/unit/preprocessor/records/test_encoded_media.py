@@ -68,22 +68,6 @@ def test_bytes_that_are_null_are_missing_however_they_are_called() -> None:
     assert "image.bytes: expected bytes, got z" in refusal({"caption": "a", "image": {"bytes": "z", "path": None}})
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"thumbnail": encoded(BEGINNINGS["PNG"] + bytes(100))},
-        {"thumbnail": "data:image/png;base64,QUJD"},
-        {"views": [{"name": "front", "picture": {"bytes": b"a", "path": None}}]},
-        {"meta": {"mask": b"a"}},
-    ],
-    ids=["base64", "data URL", "nested", "bytes"],
-)
-def test_encoded_and_nested_media_that_nothing_uses_are_refused(fields: dict[str, object]) -> None:
-    (name,) = fields
-    assert refusal({"caption": "A barn.", **fields}).startswith(f"unused_media: nothing uses what {name} holds")
-    assert said({"caption": "A barn.", **fields}, ignore=(name,)) == ["document: A barn."]
-
-
 @pytest.mark.parametrize("key", ["texts", "conversations", "messages"])
 def test_a_list_of_turns_may_be_json_in_a_string(key: str) -> None:
     fields = {key: json.dumps(CHAT), "image": "a"}

@@ -50,8 +50,7 @@ def test_only_where_no_medium_has_a_place() -> None:
 
 
 @pytest.mark.parametrize(
-    "sign",
-    ["<img>", "<Image>", "<image 1>", "<image_1>", "[IMG]", "<|image_1|>", "<|vision_start|>", "<start_of_image>", "[audio]"],
+    "sign", ["<img>", "<Image>", "<IMAGE_1>", "<image-1>", "[img]", "<|vision_start|>", "<a picture>", "[audio]"]
 )
 def test_not_where_something_in_the_text_may_be_a_place(sign: str) -> None:
     error = refusal(asked(f"{sign}What?", image="a"))
