@@ -19,8 +19,8 @@ from headrace.quarantine import BadSampleError, Reason
 
 THOUGHT_FIELDS = frozenset(("reasoning_content", "reasoning", "thinking"))
 """Fields of a turn that hold the thoughts in front of its answer."""
-_WEIGHT_SYNONYMS = ("loss", "train", "loss_weight", "mask")
-"""Other trainers' names for the weight of a turn. For some, a mask of 1 means that it is learnt, for others that it is not."""
+_OTHER_WEIGHTS = ("train", "loss", "loss_weight")
+"""Other trainers' names for the `weight` of a turn, such as Axolotl's and ms-swift's."""
 _BEGIN, _END = "<think>", "</think>"
 _END_AND_BLANK = re.compile(r"</think>\s*")
 
@@ -29,23 +29,30 @@ Words = list[tuple[str, bool]]
 
 
 def is_learnt(field: str, item: Mapping[str, Any], role: Role, spec: MappingSpec) -> bool:
-    """Return whether a turn is learnt, by OpenAI's `weight`, 0 or 1.
+    """Return whether a turn is learnt, by OpenAI's `weight` or another trainer's name for it, 0 or 1, false or true.
 
-    Raises BadSampleError (schema_error) if another name for a weight asks for anything but what is done anyway.
+    Raises BadSampleError (schema_error) for any other weight, for two that differ, and for a `mask`: for some a 1 means that the
+    turn is learnt, for others that it is not.
     """
-    for name in _WEIGHT_SYNONYMS:
+    weights = {}
+    if item.get("weight") is not None:
+        weights["weight"] = item["weight"]
+        if item["weight"] not in (0, 1):
+            raise schema_error(f"{field}.weight", "0 or 1", repr(item["weight"]))
+    for name in (*_OTHER_WEIGHTS, "mask"):
         value = item.get(name)
-        usual = (None,) if name == "mask" else (None, 1) if role is Role.ASSISTANT else (None, 0, 1)
-        if value not in usual and name not in spec.ignore:
+        if value is None or name in spec.ignore:
+            continue
+        if name == "mask" or value not in (0, 1):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
                 f"{field}.{name} is {repr(value)[:80]}, which is not followed: write a weight of 0 or 1 to say whether a turn is "
                 f"learnt, and list {name!r} under the mapping's ignore",
             )
-    weight = item.get("weight")
-    if weight not in (None, 0, 1):
-        raise schema_error(f"{field}.weight", "0 or 1", repr(weight))
-    return weight != 0
+        weights[name] = value
+    if role is Role.ASSISTANT and len(set(weights.values())) > 1:
+        raise BadSampleError(Reason.SCHEMA_ERROR, f"{field}: {' and '.join(weights)} differ: list one under the mapping's ignore")
+    return 0 not in weights.values()
 
 
 def thought_of(prefix: str, item: Mapping[str, Any], spec: MappingSpec) -> str:

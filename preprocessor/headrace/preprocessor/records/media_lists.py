@@ -57,7 +57,7 @@ def list_media(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed | N
         value = key_path.find(record.fields, path)
     except KeyError as err:
         raise schema_error(path, "an image or a recording", "nothing of that name") from err
-    if value is None:
+    if value is None or value == "":
         return Listed(path=path, field=field, media=None)
     items = value if isinstance(value, list) else [value]
     media = tuple(None if item is None else medium_of(path, item) for item in items)

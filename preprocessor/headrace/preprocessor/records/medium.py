@@ -54,7 +54,7 @@ def _of_string(field: str, value: str) -> Medium:
             f"{field} is the address {value[:200]}, and nothing is downloaded from where data say: download it beforehand and "
             "write the name of its file there",
         )
-    return _encoded(value) or value
+    return _encoded(value) or value.removeprefix("file://")
 
 
 def _of_object(field: str, value: Mapping[str, Any]) -> Medium:

@@ -2,7 +2,7 @@
 
     {"question": "...", "answer": "..."}        also query, prompt, problem, and response, completion, output, solution
     {"question": "...", "answers": ["...", ...]}             the first answer; `multiple_choice_answer` beside it goes before it
-    {"instruction": "...", "input": "...", "output": "..."}  the input is in a line of its own behind the instruction
+    {"instruction": "...", "input": "...", "output": "..."}  the input (or `context`) is in a line behind the instruction
     {"prompt": [MESSAGE, ...], "completion": [MESSAGE, ...]} messages, of which those of the completion are learnt
 
 What a question may need and nothing uses (a context, choices) is refused by name, as are rows in which several fields ask or
@@ -24,8 +24,10 @@ from headrace.quarantine import BadSampleError, Reason
 _ASKING = ("question", "query", "prompt", "instruction", "problem")
 _ANSWERING = ("answer", "answers", "response", "completion", "output", "solution")
 _CHOSEN_ANSWER = "multiple_choice_answer"  # the one of VQA's ten `answers` that most people gave
+_OF_INSTRUCTION = ("input", "context")
+"""Fields of Alpaca and Dolly that stand in a line of their own behind the instruction."""
 _NEEDED = (
-    "input", "context", "contexts", "passage", "passages", "paragraph", "article", "document", "documents", "story", "table",
+    *_OF_INSTRUCTION, "contexts", "passage", "passages", "paragraph", "article", "document", "documents", "story", "table",
     "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
 )  # fmt: skip
 """Fields without which a question may not be understood."""
@@ -59,8 +61,8 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
     """Return the turns of a question and an answer at these paths. Raises BadSampleError (schema_error)."""
     asked, answered = _value(fields, question), _value(fields, answer)
     used = {key_path.field_of(fields, path) for path in (question, answer)}
-    if question == "instruction":
-        used.add("input")
+    more = _more(question, fields, spec)
+    used.update(more)
     for name in _NEEDED:
         if name not in used and _is_given(name, fields, spec):
             raise BadSampleError(
@@ -80,8 +82,8 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
             *(dataclasses.replace(turn, learnt=False) for turn in context),
             *conversation.parse_turns(answer, answered, spec),
         ]
-    if question == "instruction" and _is_given("input", fields, spec):
-        asked = f"{conversation.string(question, asked)}\n{conversation.string('input', fields['input'])}"
+    if more:
+        asked = "\n".join(conversation.string(name, value) for name, value in {question: asked, **more}.items())
     thought = learning.thought_of("", fields, spec)
     return [
         conversation.user_turn(question, asked, spec),
@@ -105,6 +107,12 @@ def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec:
 
 def _is_given(name: str, fields: Mapping[str, Any], spec: MappingSpec) -> bool:
     return not is_absent(fields.get(name)) and name not in spec.ignore
+
+
+def _more(question: str, fields: Mapping[str, Any], spec: MappingSpec) -> dict[str, Any]:
+    """Return the field that belongs to an instruction; nothing for other questions, and where several may."""
+    given = {name: fields[name] for name in _OF_INSTRUCTION if _is_given(name, fields, spec)}
+    return given if question == "instruction" and len(given) == 1 else {}
 
 
 def _value(fields: Mapping[str, Any], path: str) -> Any:

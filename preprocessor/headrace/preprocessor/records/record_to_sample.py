@@ -51,7 +51,8 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     answer), and whatever `record.load` raises.
     """
     named = {kind: media_lists.list_media(record, kind, spec) for kind in MediaKind}
-    parsed = shapes.parse(record, named[MediaKind.IMAGE], spec)
+    has_media = bool(record.members) or any(found is not None and found.media for found in named.values())
+    parsed = shapes.parse(record, named[MediaKind.IMAGE], spec, has_media=has_media)
     own = {kind: [place.medium for place in parsed.places(kind) if place.medium is not None] for kind in MediaKind}
     listed = {kind: _beside(record, kind, named[kind], parsed, bool(own[kind]), spec) for kind in MediaKind}
     _check_unused(record, parsed, own, listed, spec)

@@ -16,6 +16,8 @@ from headrace.quarantine import BadSampleError, Reason
 _LIST_KEYS = ("texts", "conversations", "messages")
 """Names of fields whose text must be a list, in JSON if it is a string, and never a caption."""
 _TEXT_KEYS = (*_LIST_KEYS, "caption", "text", "txt")
+_TRANSCRIPT_KEYS = ("transcription", "transcript", "sentence")
+"""Names of fields that are the text of a recording or a scan, where there is nothing else and a medium beside it."""
 _CAPTION_KEYS = ("caption", "captions")
 """Names of fields in which a list is of alternatives, not of the parts of a document."""
 
@@ -39,19 +41,20 @@ class Parsed:
         return (piece for turn in self.turns for piece in turn.pieces if isinstance(piece, Place) and piece.kind is kind)
 
 
-def parse(record: Record, images: Listed | None, spec: MappingSpec) -> Parsed:
-    """Find the text of a record and parse it into turns. `images`: the record's list of them.
+def parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_media: bool) -> Parsed:
+    """Find the text of a record and parse it into turns.
 
+    `images`: the record's list of them. `has_media`: whether it has media of any kind beside the text.
     Raises BadSampleError with schema_error or unused_media, or for media inside of the text what `medium_of` raises.
     """
-    parsed = _parse(record, images, spec)
+    parsed = _parse(record, images, spec, has_media=has_media)
     conversation.add_system(parsed.turns, record.fields, spec)
     if spec.learn == "last":
         parsed.turns[:] = learning.only_last(parsed.turns)
     return parsed
 
 
-def _parse(record: Record, images: Listed | None, spec: MappingSpec) -> Parsed:
+def _parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_media: bool) -> Parsed:
     fields = record.fields
     if spec.text is not None:
         try:
@@ -71,6 +74,9 @@ def _parse(record: Record, images: Listed | None, spec: MappingSpec) -> Parsed:
         _check_no_preference(record, spec)
     if pair := question_answer.find_pair(fields, spec):
         return Parsed(turns=question_answer.parse_pair(fields, *pair, spec), paths=pair, may_lead=True, is_pair=True)
+    given = [key for key in _TRANSCRIPT_KEYS if isinstance(fields.get(key), str) and key not in spec.ignore]
+    if len(given) == 1 and has_media:
+        return _parse_text(given[0], fields[given[0]], images, spec)
     raise BadSampleError(Reason.SCHEMA_ERROR, f"none of {', '.join(_TEXT_KEYS)} is there, only {', '.join(fields) or 'nothing'}")
 
 

@@ -132,20 +132,20 @@ def test_other_weights_and_answers_without_any_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("loss", False),
-        ("loss", 0),
-        ("train", False),
-        ("train", "no"),
-        ("loss_weight", 0),
-        ("loss_weight", 0.5),
-        ("mask", 1),
-        ("mask", 0),
-    ],
-)
-def test_other_names_of_a_weight_are_refused_where_they_ask_for_something(flag: str, value: Any) -> None:
+@pytest.mark.parametrize("flag", ["loss", "train", "loss_weight"])
+@pytest.mark.parametrize("value", [False, 0, 0.0])
+def test_other_names_of_a_weight_are_followed(flag: str, value: Any) -> None:
+    last = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "5", flag: True}]
+    fields = {"messages": [USER, ANSWER | {flag: value}, *last]}
+    assert [turn.loss for turn in sample(fields).turns] == [False, False, False, True]
+    assert [turn.loss for turn in sample(fields, ignore=(flag,)).turns] == [False, True, False, True]
+    pairs = {"texts": [{"user": "?", "assistant": "5", flag: value}, {"user": "?", "assistant": "6"}]}
+    assert [turn.loss for turn in sample(pairs).turns] == [False, False, False, True]
+    assert f"weight and {flag} differ" in refusal({"messages": [USER, ANSWER | {flag: value, "weight": 1}]}).detail
+
+
+@pytest.mark.parametrize(("flag", "value"), [("train", "no"), ("loss_weight", 0.5), ("mask", 1), ("mask", 0)])
+def test_other_names_of_a_weight_are_refused_where_they_say_anything_else(flag: str, value: Any) -> None:
     for fields in (
         {"messages": [USER, ANSWER | {flag: value}]},
         {"conversations": [{"from": "human", "value": "2 + 3?"}, {"from": "gpt", "value": "5", flag: value}]},

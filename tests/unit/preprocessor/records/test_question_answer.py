@@ -50,6 +50,9 @@ def test_of_several_answers_the_first_counts_or_the_one_that_most_gave() -> None
 def test_an_instructions_input_is_in_a_line_behind_it() -> None:
     fields = {"instruction": "Add.", "input": "2 + 3", "output": "5"}
     assert said(fields) == ["user: Add.\n2 + 3", "assistant: 5"]
+    dolly = {"instruction": "Add.", "context": "2 + 3", "response": "5"}
+    assert said(dolly) == ["user: Add.\n2 + 3", "assistant: 5"]
+    assert "instruction may not be understood without input" in refusal({**fields, "context": "Sums."})
     assert said({**fields, "input": ""}) == ["user: Add.", "assistant: 5"]
     assert said(fields, ignore=("input",)) == ["user: Add.", "assistant: 5"]
 

@@ -33,6 +33,7 @@ WHAT = {"type": "text", "text": "What?"}
         {"type": "image", "image_url": "b.jpg", "max_pixels": 1024},
         {"type": "image_url", "image_url": "b.jpg"},
         {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{ENCODED}", "detail": "auto"}},
+        {"type": "image", "image": "file://b.jpg"},
         {"type": "image", "path": "b.jpg"},
         {"type": "image", "url": "b.jpg"},
         {"type": "image", "bytes": b"b.jpg", "path": None},
