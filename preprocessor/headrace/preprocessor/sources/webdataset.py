@@ -15,12 +15,11 @@ sample has exactly one image, it is that one; recordings likewise. A json member
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
 from headrace.preprocessor.sources.annotation import as_object, parse_json, parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
@@ -29,7 +28,6 @@ from headrace.preprocessor.sources.unpacked import unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
 _PACKED = re.compile(rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<bz2>BZh[1-9]1AY&SY)")
-_NAMING = ((("images", "image"), IMAGE_EXTENSIONS), (("audios", "audio"), AUDIO_EXTENSIONS))
 _TEXTS = ("txt", "text", "transcript")
 _TURNS = {"conversations": {"from", "value"}, "messages": {"role", "content"}}
 _ENDS = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
@@ -84,8 +82,6 @@ class WebDatasetShard(Shard):
         if text is None and "json" not in spans:
             raise BadSampleError(Reason.SCHEMA_ERROR, f"no json or txt member, only {', '.join(spans)}")
         members = tuple(sorted(spans.keys() - {"json", text}, key=_natural))
-        for names, endings in _NAMING:
-            _name_member(fields, names, [name for name in members if name.rsplit(".", 1)[-1] in endings])
         return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)
 
     def extensions(self, row: int) -> tuple[str, ...]:
@@ -128,17 +124,6 @@ def _annotated(data: bytes) -> dict[str, Any]:
             if all(keys <= turn.keys() for turn in document):
                 return {field: document}
     return as_object(document, "the json member")
-
-
-def _name_member(fields: dict[str, Any], names: Sequence[str], members: Sequence[str]) -> None:
-    """Name the only member of a kind in the first of the fields `names` that is there, if that names one medium by a path."""
-    field = next((name for name in names if name in fields), None)
-    if field is None or len(members) != 1:
-        return
-    value = fields[field]
-    named = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if isinstance(named, str) and named.lower() != members[0] and "." in named:
-        fields[field] = members[0] if named is value else [members[0]]
 
 
 class _Index:

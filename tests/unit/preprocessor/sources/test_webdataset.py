@@ -179,31 +179,6 @@ def test_a_member_whose_name_begins_like_packed_data(write_tar: WriteTar) -> Non
         assert shard.read(0).fields == {"txt": "1"}
 
 
-IMAGE = {"image": "coco/train2017/1.jpg"}
-
-
-@pytest.mark.parametrize(
-    ("members", "fields"),
-    [
-        ({"a.jpg": b"x", "a.json": IMAGE}, {"image": "jpg"}),
-        ({"a.jpg": b"x", "a.json": {"images": ["coco/1.jpg"]}}, {"images": ["jpg"]}),
-        ({"a.jpg": b"x", "a.flac": b"x", "a.json": {**IMAGE, "audio": "b.wav"}}, {"image": "jpg", "audio": "flac"}),
-        ({"a.jpg": b"x", "a.png": b"x", "a.json": IMAGE}, IMAGE),
-        ({"a.mp4": b"x", "a.json": IMAGE}, IMAGE),
-        ({"a.jpg": b"x", "a.json": {"image": "JPG"}}, {"image": "JPG"}),
-        ({"a.jpg": b"x", "a.json": {"image": "png"}}, {"image": "png"}),
-        ({"a.jpg": b"x", "a.json": {"image": None}}, {"image": None}),
-        ({"a.jpg": b"x", "a.json": {"images": ["b.jpg", "c.jpg"]}}, {"images": ["b.jpg", "c.jpg"]}),
-        ({"a.0.jpg": b"x", "a.json": {"image": "0.jpg"}}, {"image": "0.jpg"}),
-    ],
-)
-def test_the_only_image_is_the_one_that_the_annotation_names_by_its_old_path(
-    write_tar: WriteTar, members: dict[str, Any], fields: dict[str, Any]
-) -> None:
-    with WebDatasetShard(str(write_tar(members))) as shard:
-        assert shard.read(0).fields == fields
-
-
 @pytest.mark.parametrize(
     ("turns", "field"),
     [
