@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.layouts.energon_layouts import CAPTIONS, ENERGON, captioned, pair, prepare, put_yaml, read_set, typed, write_set
+from tests.layouts.energon_layouts import CAPTIONS, ENERGON, captioned, crude, pair, prepare, put_yaml, read_set, typed, write_set
 from tests.layouts.hf_folder_layouts import lines, put
 from tests.layouts.layout import Layout
 from tests.layouts.material import COUNT, caption, drawing
-from tests.layouts.plain import Sample, document
+from tests.layouts.plain import Sample, document, image
 
 Split = Mapping[str, Any]
 
@@ -75,23 +75,26 @@ def _inner(folder: Path) -> None:
     _meta(folder / "inner.yaml", train={"blend": [{"weight": 1, "path": "b"}, {"weight": 3, "path": "c"}]})
 
 
-def _texts(folder: Path) -> None:
-    """Write two data sets with the same keys: pictures, and captions."""
-    write_set(
-        folder / "pictures",
-        [[{"jpg": drawing(number)} for number in range(COUNT)]],
-        typed("ImageSample", {"image": "jpg"}),
-        key="{:03d}",
-    )
-    write_set(
-        folder / "captions",
-        [[{"txt": caption(number)} for number in range(COUNT)]],
-        typed("TextSample", {"text": "txt"}),
-        key="{:03d}",
-    )
+def _two_halves(folder: Path) -> None:
+    """Write two data sets with the same keys: pictures, and texts."""
+    pictures, texts = [{"jpg": drawing(number)} for number in range(COUNT)], [{"txt": caption(number)} for number in range(COUNT)]
+    write_set(folder / "pictures", [pictures], typed("ImageSample", {"image": "jpg"}), key="{:03d}")
+    write_set(folder / "texts", [texts], typed("TextSample", {"text": "txt"}), key="{:03d}")
 
 
-_JOINER = {"__module__": "megatron.energon", "__class__": "CaptioningSample"}
+def _joined(folder: Path) -> list[Sample]:
+    return [document(image(found.image), found.text) for found in read_set(folder / "mix.yaml")]
+
+
+def _crude(folder: Path) -> None:
+    write_set(folder / "c", [[pair(number) for number in range(80, 80 + COUNT)]])
+
+
+def _of_crude(folder: Path) -> list[Sample]:
+    return [crude(found) for found in read_set(folder / "mix.yaml")]
+
+
+_JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
 
 
 def _jsonl(folder: Path) -> None:
@@ -123,9 +126,9 @@ LAYOUTS = (
                 {"weight": 1, "path": "b"}]}),
     blend("subset-ratio", "`subset: {range: [0%, 50%]}`", {"path": "b", "subset": {"range": ["0%", "50%"]}}),
     blend("subset-absolute", "`subset: {range: [1, end]}`", {"path": "b", "subset": {"range": [1, "end"]}}),
-    blend("join", "`join` of pictures and captions", {"join": [{"path": "pictures"}, {"path": "captions"}], "joiner": _JOINER},
-        also=_texts, prepared=True),
-    blend("aux", "`aux` of another data set", {"path": "b", "aux": {"pictures": "./a"}}),
+    blend("join", "`join` of pictures and texts", {"join": [{"path": "pictures"}, {"path": "texts"}], "joiner": _JOINER},
+        also=_two_halves, prepared=True, read=_joined),
+    blend("aux", "`aux` of another data set", {"path": "c", "aux": {"pictures": "./a"}}, also=_crude, read=_of_crude),
     Layout(name="energon-jsonl", writer=ENERGON, what="a prepared JSONL data set", write=_jsonl, read=_of_jsonl,
         path="barns.jsonl"),
 )  # fmt: skip

@@ -73,7 +73,7 @@ def read_set(path: Path, split: str = "train", *, decoded: bool = True, **option
             return batch
 
     @stateless
-    def cook(sample: Any) -> Any:
+    def cook(sample: Any, **stores: Any) -> Any:
         return sample
 
     Encoder.cookers = [Cooker(cook)]

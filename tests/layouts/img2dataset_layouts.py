@@ -99,7 +99,9 @@ LAYOUTS = (
     _layout("no-captions", "without a column of captions",
         lambda folder: [document(image(found["jpg"])) for found in read_tars(folder)], path="*.tar", captions=False,
         refused_because="there is nothing to learn"),
-    _layout("parquet", "`output_format: parquet`: bytes in the column `jpg`", _of_parquet, output_format="parquet"),
-    _layout("parquet-missing", "the same with rows whose picture is null", _of_parquet, output_format="parquet", absent=2),
+    _layout("parquet", "`output_format: parquet`: bytes in the column `jpg`", _of_parquet, output_format="parquet",
+        mapping={"images": "jpg"}),
+    _layout("parquet-missing", "the same with rows whose picture is null", _of_parquet, output_format="parquet", absent=2,
+        mapping={"images": "jpg"}),
     _layout("files", "`output_format: files`: `00000/000000000.jpg`, `.txt`, `.json`", _of_files, output_format="files"),
 )  # fmt: skip

@@ -40,6 +40,7 @@ _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
 _STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
+_DOWNLOADED = {"url", "key", "status", "error_message"}  # what img2dataset says of each medium
 _LONGEST_NAME = 1024
 _ENCODED = (
     "data:image/", "data:audio/", "data:video/", "/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "T2dnU", "ZkxhQ", "SUkqA", "TU0AK",
@@ -85,10 +86,13 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
 
 
 def check_fields(record: Record, used: Collection[str], kinds: Collection[str], spec: MappingSpec) -> None:
-    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`.
+    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`; with
+    missing_media if the fields say, as img2dataset's do, that the medium could not be fetched.
 
     `kinds`: kinds of which the sample has media, or for which the mapping names what is used.
     """
+    if record.fields.keys() >= _DOWNLOADED and (status := record.fields["status"]) != "success":
+        raise BadSampleError(Reason.MISSING_MEDIA, f"the status is {str(status)[:80]}: img2dataset could not fetch the medium")
     for name, value in record.fields.items():
         if not value or name in used or ignored(name, spec):
             continue

@@ -173,6 +173,16 @@ def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
     assert shown({"caption": f"{placeholder}", "image": "a"}, image_placeholder=placeholder) == ["Image"]
 
 
+def test_a_picture_that_img2dataset_could_not_fetch_is_missing() -> None:
+    """Its row has a null in the place of the picture, and would be a caption alone."""
+    failed = {"url": "https://example.org/1", "key": "1", "status": "failed_to_download", "error_message": "404", "jpg": None}
+    row = Record(key="k", fields={"caption": "A barn.", **failed}, load=str.encode)
+    with pytest.raises(BadSampleError, match="the status is failed_to_download") as caught:
+        to_sample(row, MappingSpec(images="jpg"))
+    assert caught.value.reason is Reason.MISSING_MEDIA
+    assert shown({"text": "A log.", "status": "failed", "error_message": "404"}) == ["Text"]
+
+
 @pytest.mark.parametrize("text", ["[IMG]https://example.org/a.jpg[/IMG]", "<|image_pad|>", "<images 1>", "<|imagine|>"])
 def test_what_only_looks_like_a_placeholder_is_text(text: str) -> None:
     assert shown({"caption": text}) == ["Text"]
