@@ -56,7 +56,8 @@ class PreprocessFigures:
 
 
 def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object] = lambda _: None) -> PreprocessFigures:
-    """Preprocess the first `limit` samples, of the sources in turn, stage by stage on one core, then whole on 1 and on `threads` threads.
+    """Preprocess `limit` samples, the first ones of the sources in turn: stage by stage on one core, then whole on 1 and on
+    `threads` threads.
 
     `say` is called with a text before each measurement. Raises DatasetError where there is no usable sample.
     """

@@ -39,7 +39,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         help="which field or tar extension is what: text=transcript, images=jpg, ignore=mp4,seg.png (docs/data.md); or a preset "
         "by name, such as llava; repeatable, and on top of the job's (default: auto, the usual names)",
     )
-    group.add_argument("--tokenizer", metavar="PATH", help="path or URL of a tokenizer.json (default: the job's, or the bundled one)")
+    group.add_argument(
+        "--tokenizer", metavar="PATH", help="path or URL of a tokenizer.json (default: the job's, or the bundled one)"
+    )
     group.add_argument("--template", metavar="NAME", help="prompt template, as in a job spec (default: the job's, or chatml)")
     group.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
 

@@ -6,10 +6,10 @@ readers ask for. A server that sends no ranges is asked for whole files, through
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import threading
+import weakref
 from collections import OrderedDict
 from typing import BinaryIO, cast
 
@@ -59,8 +59,8 @@ class Beginnings:
         """Have `open` give more of a file that is cut, whose present beginning has `rows` samples: `wanted`, as far as one can
         tell."""
         beginning = self._beginning(url)
-        factor = max(1.5, 1.1 * (wanted + 1) / rows) if rows else 4.0
-        self._lengths[url] = math.ceil(beginning.length * factor)
+        factor = max(1.25, 1.1 * (wanted + 0.5) / (rows + 0.5)) if rows else 4.0  # half a sample more is there on average
+        self._lengths[url] = round(beginning.length * factor)
         beginning.extend(self._lengths[url])
 
     def _beginning(self, url: str) -> _Beginning:
@@ -85,7 +85,8 @@ class _Beginning:
     def __init__(self, url: str, source: Blob) -> None:
         self._url = url
         self._source = source
-        self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))  # noqa: SIM115 - closed with the last reference
+        self._file = cast(BinaryIO, tempfile.TemporaryFile(buffering=0))  # noqa: SIM115 - the next line closes it
+        weakref.finalize(self, self._file.close)
         self.length = 0
 
     @property

@@ -64,9 +64,7 @@ def evenly_spaced_samples(rows: Sequence[int], limit: int | None) -> tuple[NDArr
 def choose_evenly(rows: Sequence[int], damage: Sequence[Rejected], limit: int | None) -> Choice:
     """Choose at most `limit` samples of indexed shards. `rows`: number of samples in each shard."""
     shards, places = evenly_spaced_samples(rows, limit)
-    return Choice(
-        shards=shards, rows=places, damage=tuple(damage), num_shards=len(rows), num_left=sum(rows) - len(shards)
-    )
+    return Choice(shards=shards, rows=places, damage=tuple(damage), num_shards=len(rows), num_left=sum(rows) - len(shards))
 
 
 def choose_beginnings(sources: Sequence[int], limit: int, count: Callable[[int, int], tuple[int, Sequence[Rejected]]]) -> Choice:
@@ -107,7 +105,7 @@ def _shards_of_sources_in_turn(sources: Sequence[int]) -> list[int]:
 
 
 def spread_order(count: int) -> list[int]:
-    """Return the numbers from 0 to `count` - 1 in an order of which every beginning is spread over them: of 8, 0 4 2 6 1 5 3 7."""
+    """Return the numbers from 0 to `count` - 1 in an order of which every beginning is spread: of 8 it is 0 4 2 6 1 5 3 7."""
     bits = max(0, count - 1).bit_length()
     fractions = (int(f"{number:0{bits}b}"[::-1], 2) / (1 << bits) for number in range(1 << bits)) if bits else (0.0,)
     return list(dict.fromkeys(int(fraction * count) for fraction in fractions))[:count]

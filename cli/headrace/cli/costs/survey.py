@@ -82,15 +82,17 @@ class MeasuringJob(JobWork):
 
         Raises DatasetError where the shard cannot be read.
         """
-        url = self.shards[shard].url
+        info = self.shards[shard]
         while True:
             rows, damage = self.index(shard)
-            if self.beginnings is None or not self.beginnings.is_cut(url):
+            if self.beginnings is None or not self.beginnings.is_cut(info.url):
                 return rows, damage
-            rows = max(0, rows - 1)  # the end of the last one may be missing
+            cut = [item for item in damage if item.reason is Reason.ARCHIVE_TRUNCATED]
+            if rows and all(item.name == info.name for item in cut):
+                rows -= 1  # no sample is said to be cut, so the last one may be, between two members
             if rows >= wanted:
-                return rows, [item for item in damage if item.reason is not Reason.ARCHIVE_TRUNCATED]
-            self.beginnings.lengthen(url, rows, wanted)
+                return rows, [item for item in damage if item not in cut]
+            self.beginnings.lengthen(info.url, rows, wanted)
             self._open_shards.slot(self, shard, self._wanted_shards).shard = None
 
     def _look(self, ref: SampleRef) -> Look:
@@ -107,7 +109,12 @@ class MeasuringJob(JobWork):
             return Look(source=source, result=result)
         [record] = records
         reason = result.reason if isinstance(result, Rejected) else None
-        alike = (source, reason, record.members, tuple((name, kind_of(value), bool(value)) for name, value in record.fields.items()))
+        alike = (
+            source,
+            reason,
+            record.members,
+            tuple((name, kind_of(value), bool(value)) for name, value in record.fields.items()),
+        )
         fields = self._uses.get(alike)  # to find it out takes long
         if fields is None:
             fields = field_uses(record, mapping)

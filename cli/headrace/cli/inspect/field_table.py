@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.costs.survey import Look
-from headrace.printable import printable
 from headrace.preprocessor.records.field_use import Use
 from headrace.preprocessor.records.names_used import names_given
+from headrace.printable import printable
 from headrace.spec import JobSpec
 
 MAX_FIELD_ROWS = 40  # of the table; JSON has all of them
@@ -69,8 +69,7 @@ class FieldTally:
     def unfound(self) -> dict[str, list[str]]:
         """Return the names in the mapping of each source that no sample has, without sources that lack none."""
         lacking = {
-            source: sorted(names_given(self._sources[source].mapping) - found)
-            for source, found in sorted(self._found.items())
+            source: sorted(names_given(self._sources[source].mapping) - found) for source, found in sorted(self._found.items())
         }
         return {self._sources[source].name: names for source, names in lacking.items() if names}
 
@@ -82,8 +81,8 @@ class FieldTally:
             if names and not found:
                 there = ", ".join(dict.fromkeys(name for of, name, _ in self._seen if of == number)) or "nothing"
                 return (
-                    f"the mapping of source {source.name!r} names {', '.join(names)}, and none of the {self._samples[number]:,} samples "
-                    f"that were looked at has any of it; they have {printable(there)[:400]}"
+                    f"the mapping of source {source.name!r} names {', '.join(names)}, and none of the {self._samples[number]:,} "
+                    f"samples that were looked at has any of it; they have {printable(there)[:400]}"
                 )
         return None
 

@@ -56,8 +56,8 @@ examples:
   headrace compare s3://bucket/mixture --limit 4096 --model 8b --replicas 16 --num-stages 16
   headrace compare costs.parquet --schedule interleaved --chunks 2
 
-DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order above
-those of the best strategy: of the batch whose gain is the nearest to the mean.
+DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order
+above those of the best strategy: of the batch whose gain is the nearest to the mean.
 """
 
 
@@ -171,7 +171,9 @@ def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
     finally:
         job.close()
     if not probes:
-        told = f"--spec {args.spec}" if args.path is None else args.path if args.spec is None else f"{args.path} --spec {args.spec}"
+        told = (
+            f"--spec {args.spec}" if args.path is None else args.path if args.spec is None else f"{args.path} --spec {args.spec}"
+        )
         raise DatasetError(f"{shown_source(args)} holds no good sample; `headrace inspect {told}` says what is wrong")
     refusals = len(choice.damage) + len(refused)
     notes = [f"{refusals:,} refused"] * bool(refusals)

@@ -144,9 +144,7 @@ def _unclaimed(record: Record, parts: list[_Part], spec: MappingSpec) -> list[_P
     return [part for part in parts if is_culprit(part)]
 
 
-def _use(
-    part: _Part, record: Record, outcome: Sample | BadSampleError, loaded: Mapping[str, bytes], spec: MappingSpec
-) -> Use:
+def _use(part: _Part, record: Record, outcome: Sample | BadSampleError, loaded: Mapping[str, bytes], spec: MappingSpec) -> Use:
     if isinstance(outcome, Sample):
         without = _outcome(part.left_out_of(record), spec)
         if isinstance(without, BadSampleError):

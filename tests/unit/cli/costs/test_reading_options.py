@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from headrace.cli.costs.reading_options import add_reading_arguments, changed_mapping, reading_spec
+from headrace.cli.demo import demo
 from headrace.cli.main import _parse, main
 from headrace.errors import UserError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
@@ -64,6 +65,16 @@ def test_single_options_change_the_job(job: Path) -> None:
         MappingSpec(text="title", images="jpg", ignore=("mp4",)),
         MappingSpec(images="jpg"),
     ]
+
+
+def test_the_demo_runs_a_jobs_sources_and_sections_and_keeps_its_own_small_pictures_else(job: Path) -> None:
+    spec = demo._spec(_parse(["demo", "--spec", str(job), "--global-batch", "4"]))
+    assert (spec.name, spec.global_batch, spec.image.max_pixels, spec.text.template) == ("demo", 4, 50_000, "llama3")
+    assert [source.weight for source in spec.sources] == [2, 1]
+    assert demo._spec(_parse(["demo", "/data/films"])).image.max_pixels == demo.MAX_PIXELS
+    assert demo._spec(_parse(["demo", "/data/films", "--max-pixels", "90000"])).image.max_pixels == 90_000
+    [source] = demo._spec(_parse(["demo", "--mapping", "text=txt"])).sources
+    assert (source.name, source.mapping.text) == ("data", "txt")
 
 
 def test_without_a_job_the_path_is_read_with_the_usual_settings() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,7 +54,7 @@ def test_every_beginning_of_the_order_is_spread(count: int) -> None:
     order = spread_order(count)
     assert sorted(order) == list(range(count))
     four = sorted(order[:4])
-    assert all(b - a >= count // 4 for a, b in zip(four, four[1:], strict=False))
+    assert all(b - a >= count // 4 for a, b in pairwise(four))
 
 
 def test_a_limit_takes_equal_parts_of_four_remote_shards_that_lie_far_apart() -> None:

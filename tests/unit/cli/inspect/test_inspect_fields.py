@@ -44,7 +44,8 @@ def films(tmp_path: Path) -> Path:
 
 def inspect(capsys: pytest.CaptureFixture[str], path: Path, *options: str, code: int = 0) -> tuple[dict[str, Any], str]:
     """The report, and what is on standard error."""
-    assert main(["inspect", *([str(path)] if path.suffix != ".yaml" else []), "--out", str(path.parent / "out"), "--format", "json", *options]) == code
+    named = [] if path.suffix == ".yaml" else [str(path)]
+    assert main(["inspect", *named, "--out", str(path.parent / "out"), "--format", "json", *options]) == code
     out, err = capsys.readouterr()
     return json.loads(out), err
 
@@ -120,12 +121,15 @@ def test_a_mapping_that_uses_nothing_is_an_error_behind_the_report(films: Path, 
     report, error = inspect(capsys, films, "--mapping", "text=transcript", "--mapping", "images=png", code=2)
     assert report["samples"] == 0
     assert error == (
-        "headrace inspect: the mapping of source 'films.tar' names png, transcript, and none of the 3 samples that were looked at "
-        "has any of it; they have title, year, cls, mp4, jpg\n"
+        "headrace inspect: the mapping of source 'films.tar' names png, transcript, and none of the 3 samples that were looked "
+        "at has any of it; they have title, year, cls, mp4, jpg\n"
     )
 
 
-def test_sources_of_a_job_have_their_own_rows_and_mappings(films: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sources_of_a_job_have_their_own_rows_and_mappings(
+    films: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     captions = films.parent / "captions.jsonl"
     captions.write_text('{"caption": "a"}\n{"caption": "b", "[bold]": 1}\n')
     job = films.parent / "job.yaml"
@@ -141,6 +145,6 @@ def test_sources_of_a_job_have_their_own_rows_and_mappings(films: Path, capsys: 
     assert report["unfound"] == {"films": ["flv"]}
     assert main(["inspect", "captions", "--spec", str(job), "--out", str(films.parent / "out")]) == 0
     out = capsys.readouterr().out
-    assert f"captions of {job}" in out.replace("\n", "")
+    assert f"captions of {job}" in out
     assert "[bold]" in out, "a name is no markup"
     assert "title" not in out

@@ -173,7 +173,9 @@ def test_of_a_job_the_sheet_shows_what_its_preprocessor_delivers(
     work.shards = tuple(list_shards(spec))
     batch, refused = work.decode_batch([SampleRef(sample_id=n, shard=0, row=n) for n in range(3)])
     work.close()
-    assert [(card.name, card.reason, card.detail) for card in drawn[2:]] == [(item.name, item.reason, item.detail) for item in refused]
+    assert [(card.name, card.reason, card.detail) for card in drawn[2:]] == [
+        (item.name, item.reason, item.detail) for item in refused
+    ]
     template = load_template(spec.text)
     for card, row in zip(drawn[:2], batch.to_pylist(), strict=True):
         ids, labels = np.array(row["input_ids"], np.int32), np.array(row["labels"], np.int32)
