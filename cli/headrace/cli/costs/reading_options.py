@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from headrace.spec import JobSpec
 
 READING_OPTIONS = ("spec", "mapping", "tokenizer", "template", "max_pixels")
+USUAL_PIXELS = 28 * 28 * 1280  # as in headrace.spec, which takes long to import
 _YAML = (".yaml", ".yml")
 _OF_A_JOB = ("image", "audio", "text")
 """Sections of a job spec that say what a sample becomes."""
 
 
-def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options --spec, --mapping, --tokenizer, --template and --max-pixels."""
+def add_reading_arguments(parser: argparse.ArgumentParser, usual_pixels: int = USUAL_PIXELS) -> None:
+    """Add the options --spec, --mapping, --tokenizer, --template and --max-pixels, which is `usual_pixels` without a job."""
     group = parser.add_argument_group("what is read, and how")
     group.add_argument(
         "--spec",
@@ -43,7 +44,9 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokenizer", metavar="PATH", help="path or URL of a tokenizer.json (default: the job's, or the bundled one)"
     )
     group.add_argument("--template", metavar="NAME", help="prompt template, as in a job spec (default: the job's, or chatml)")
-    group.add_argument("--max-pixels", type=int, metavar="N", help="larger images are scaled down (default: as in a job spec)")
+    group.add_argument(
+        "--max-pixels", type=int, metavar="N", help=f"larger images are scaled down (default: the job's, or {usual_pixels:,})"
+    )
 
 
 def reading_spec(args: argparse.Namespace, job: Mapping[str, Any], source: Mapping[str, Any]) -> JobSpec:

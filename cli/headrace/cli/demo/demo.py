@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on five nodes without torchrun, kill one of them on the way, and draw the loss beside that of a run without",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
-    add_reading_arguments(parser)
+    add_reading_arguments(parser, MAX_PIXELS)
 
 
 def run(args: argparse.Namespace) -> int:

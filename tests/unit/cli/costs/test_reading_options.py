@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.cli.costs.reading_options import add_reading_arguments, changed_mapping, reading_spec
+from headrace.cli.costs.reading_options import USUAL_PIXELS, add_reading_arguments, changed_mapping, reading_spec
 from headrace.cli.demo import demo
 from headrace.cli.main import _parse, main
 from headrace.errors import UserError
@@ -160,6 +160,7 @@ def test_without_a_path_or_a_job_both_are_named(command: str, capsys: pytest.Cap
 def test_the_help_fits_into_a_hundred_columns_and_has_an_example_of_each_way(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert JobSpec.model_fields["image"].default.max_pixels == USUAL_PIXELS
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         _parse([*command.split(), "--help"])
