@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headrace.cli.costs.remote_beginnings import Beginnings, is_remote
 from headrace.cli.costs.sample_choice import Choice, choose_beginnings, choose_evenly
-from headrace.cli.progress import ProgressBar
+from headrace.cli.progress_bar import ProgressBar
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.decoding import probe_of
 from headrace.preprocessor.job_work import JobWork
