@@ -60,18 +60,18 @@ class MeasuringJob(JobWork):
     """A job that only probes samples and decodes none."""
 
     def __init__(self, spec: JobSpec, limit: int | None) -> None:
-        """Make the sample processor, and list the shards. With a `limit` on the samples to look at, little is fetched of remote
-        shards.
+        """Make the sample processor, and list the shards.
 
         Raises SpecError where the tokenizer cannot be read, DatasetError where the shards cannot be listed.
         """
+        super().__init__(spec.name, spec)
         self._uses: dict[object, tuple[FieldUse, ...]] = {}
-        self.beginnings = None if limit is None else Beginnings()
-        super().__init__(spec.name, spec, self.beginnings)
         _ = self.processor  # made now, so that a tokenizer that does not fit is found before the data is read
         self.shards = tuple(list_shards(spec))
-        if not any(is_remote(shard.url) for shard in self.shards):
-            self.beginnings = None
+        few = limit is not None and any(is_remote(shard.url) for shard in self.shards)
+        self.beginnings = Beginnings() if few else None
+        """What remote shards are read through where only some of their samples are looked at."""
+        self._cache = self.beginnings
 
     def look(self, refs: Sequence[SampleRef]) -> list[Look]:
         """Probe samples, in their order."""

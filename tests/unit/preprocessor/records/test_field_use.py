@@ -113,7 +113,7 @@ def test_kinds(value: Any, kind: str) -> None:
 
 def test_names_of_the_mapping_that_a_record_has() -> None:
     spec = MappingSpec(text="caption", images="jpg", ignore=("mp4", "seg.png", "<video>", "tool_calls", "nothing"))
-    talk = [{"role": "user", "content": "<video>", "tool_calls": []}]
+    talk = [{"role": "user", "content": "<video>", "tool_calls": [{"name": "f"}]}]
     item = record({"caption": talk}, jpg=b"p", low_mp4=b"f", seg_png=b"m")
     assert names_given(spec) - names_used(item, spec) == {"nothing"}
     assert names_used(record({"url": "x.mp4s"}), MappingSpec(text="caption")) == frozenset()
