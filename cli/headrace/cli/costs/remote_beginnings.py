@@ -19,7 +19,7 @@ from headrace.preprocessor.sources.download import Retry
 
 FIRST_BYTES = 256 * 2**10
 READ_AHEAD_BYTES = 256 * 2**10
-MOST_KEPT = 32  # beginnings, each a temporary file
+MOST_KEPT = 256  # beginnings, each a temporary file; others are fetched again
 _IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl")
 """Formats without an index, whose first samples are in their first bytes."""
 

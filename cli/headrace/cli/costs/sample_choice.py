@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from headrace.quarantine import Rejected
 from headrace.sample import SampleRef
 
-FEW_SHARDS = 4
-"""Of how many remote shards the samples are, where each has enough and no source is left out by it."""
+FEW_SHARDS, MANY_SHARDS = 4, 128
+"""Least and most remote shards that samples are taken of, where these have enough; and at least one of each source."""
+MANY_SAMPLES = 64
+"""Samples of one remote shard beyond which they are rather taken of more shards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +76,7 @@ def choose_beginnings(sources: Sequence[int], limit: int, count: Callable[[int, 
     there are fewer than `wanted`, and the damage in it.
     """
     order = _shards_of_sources_in_turn(sources)
-    few = min(len(order), max(FEW_SHARDS, len(set(sources))))
+    few = min(len(order), max(FEW_SHARDS, len(set(sources)), min(MANY_SHARDS, -(-limit // MANY_SAMPLES))))
     taken = dict.fromkeys(order, 0)
     damage: dict[int, Sequence[Rejected]] = {}
     left = limit

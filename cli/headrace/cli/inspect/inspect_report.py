@@ -76,6 +76,12 @@ def _print_refused(console: Console, report: dict[str, Any]) -> None:
     refused = report["refused"]
     if refused and not report["samples"]:
         console.print("every sample is refused: a job on this data would fail", style="bold")
+    if refused and report["bytes_read"] is not None:
+        console.print(
+            "only the beginnings of archives were read: if the members of a sample do not lie together in them, some are missing "
+            "here that are found without --limit",
+            soft_wrap=True,
+        )
     for reason, count in Counter(item["reason"] for item in refused).most_common():
         console.print(f"refused as {reason}: {count:,}", markup=False, highlight=False)
         some = [item for item in refused if item["reason"] == reason][:MAX_REFUSED_ROWS]

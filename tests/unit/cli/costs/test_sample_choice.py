@@ -61,6 +61,11 @@ def test_a_limit_takes_equal_parts_of_four_remote_shards_that_lie_far_apart() ->
     assert rows_by_shard([200] * 64, 20) == {0: 5, 16: 5, 32: 5, 48: 5}
 
 
+def test_many_samples_are_of_more_shards() -> None:
+    assert set(rows_by_shard([200] * 64, 4096).values()) == {64}
+    assert set(rows_by_shard([200] * 1000, 512).values()) == {64}
+
+
 def test_every_source_is_looked_at() -> None:
     assert rows_by_shard([200] * 8, 12, sources=[0, 0, 1, 2, 3, 4, 5, 5]) == {0: 2, 2: 2, 3: 2, 4: 2, 5: 2, 6: 2}
 

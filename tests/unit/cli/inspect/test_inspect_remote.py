@@ -159,6 +159,19 @@ def test_damage_is_told_where_it_is_the_files_own(site: Site, picture: bytes, in
     assert [item["reason"] for item in report["refused"]] == ["archive_truncated"]
 
 
+def test_members_that_do_not_lie_together_are_said_to_be_a_possible_reason(
+    site: Site, picture: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {f"{n}.json": json.dumps({"caption": "<image>"}).encode() for n in range(ROWS)}
+    url = publish(site, {"0.tar": tar_of({**texts, **{f"{n}.png": picture for n in range(ROWS)}})}) + "0.tar"
+    assert main(["inspect", url, "--limit", "5", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "refused as placeholder_mismatch: " in out
+    assert "some are missing here that are found without --limit" in out
+    assert main(["inspect", url, "--out", str(tmp_path)]) == 0
+    assert "refused as" not in capsys.readouterr().out
+
+
 def test_lines_of_jsonl_are_read_from_its_beginning_and_their_media_alone(site: Site, picture: bytes, inspect: Inspect) -> None:
     lines = b"".join(json.dumps({"caption": "c" * 500, "image": f"{n}.png"}).encode() + b"\n" for n in range(4000))
     url = publish(site, {"all.jsonl": lines, **{f"{n}.png": picture for n in range(4000)}})
