@@ -1,7 +1,7 @@
 """Reading of a few samples from remote shards without fetching the shards whole.
 
 An archive or a JSONL file is read from its start, as far as it has been asked to be; other formats by the ranges that their
-readers ask for. A server that sends no ranges is asked for whole files, through the shard cache.
+readers ask for. Other packed files, and those of a server that sends no ranges, are fetched whole, through the shard cache.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ READ_AHEAD_BYTES = 256 * 2**10
 MOST_KEPT = 256  # beginnings, each a temporary file; others are fetched again
 _IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl")
 """Formats without an index, whose first samples are in their first bytes."""
+_PACKED = (".gz", ".zst", ".zstd", ".bz2", ".br", ".snappy")
 
 
 def is_remote(url: str) -> bool:
@@ -47,9 +48,12 @@ class Beginnings:
         """Open the file at `url`, or as much of its beginning as is wanted. Raises DatasetError where it cannot be read."""
         if not is_remote(url):
             return open_blob(url)
-        if not url.endswith(_IN_ORDER):
-            return self._ranges(url, READ_AHEAD_BYTES)
-        return self._beginning(url).blob()
+        if url.endswith(_IN_ORDER):
+            return self._beginning(url).blob()
+        file = self._ranges(url, READ_AHEAD_BYTES)
+        if url.endswith(_PACKED):
+            file.fetch_whole()
+        return file
 
     def is_cut(self, url: str) -> bool:
         """Whether `open` gives a beginning only, whose last sample may be incomplete."""
@@ -124,7 +128,7 @@ class _Ranges(Blob):
             file = self._file = Retry().call(lambda: fs.open(path, "rb", **kind), url)
             self.size = file.seek(0, os.SEEK_END)
         except ValueError:  # a stream: the server tells no size, or sends no ranges
-            self._fetch_whole()
+            self.fetch_whole()
         except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable_error(url, err) from err
 
@@ -136,16 +140,23 @@ class _Ranges(Blob):
                 try:
                     return Retry().call(lambda: self._read(file, offset, size), self._url)
                 except ValueError:  # fsspec's error where the server does not support ranges
-                    self._fetch_whole()
+                    self.fetch_whole()
                 except Exception as err:
                     raise unreadable_error(self._url, err) from err
         assert self._whole is not None
         return self._whole.pread(offset, size)
 
+    def fetch_whole(self) -> None:
+        """Fetch the file into the shard cache, and read it from there. Raises DatasetError where that fails."""
+        self._whole = default_cache().open(self._url)
+        self.size = self._whole.size
+        self.bytes_read += self.size
+
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
+        for file in (self._file, self._whole):
+            if file is not None:
+                file.close()
 
     def _read(self, file: BinaryIO, offset: int, size: int) -> bytes:
         file.seek(offset)
@@ -153,8 +164,3 @@ class _Ranges(Blob):
         ahead = getattr(file, "cache", None)
         self.bytes_read = getattr(ahead, "total_requested_bytes", 0) or self.bytes_read + len(data)
         return data
-
-    def _fetch_whole(self) -> None:
-        self._whole = default_cache().open(self._url)
-        self.size = self._whole.size
-        self.bytes_read += self.size

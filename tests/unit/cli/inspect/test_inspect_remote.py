@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import tarfile
@@ -190,6 +191,14 @@ def test_of_parquet_the_footer_and_one_row_group_are_read(site: Site, picture: b
     assert (report["samples"], report["images"], report["shards_read"]) == (20, 20, 4)
     assert report["bytes_read"] == sent(site)
     assert sent(site) < 4 * (20 * len(picture) + 6 * FIRST) < 8 * data.tell() / 5
+
+
+def test_a_packed_shard_that_has_no_beginning_to_read_is_fetched_whole_at_once(site: Site) -> None:
+    url = publish(site, {"x.mds.zstd": bytes(10 * FIRST)}) + "x.mds.zstd"
+    beginnings = Beginnings()
+    with contextlib.closing(beginnings.open(url)) as blob:
+        assert [len(blob.pread(offset, 100)) for offset in range(0, 10 * FIRST, FIRST)] == [100] * 10
+    assert (len(site.gets), beginnings.bytes_read, sent(site)) == (1, 10 * FIRST, 10 * FIRST)
 
 
 def test_a_server_without_ranges_is_asked_for_whole_files_of_few_shards(site: Site, picture: bytes, inspect: Inspect) -> None:
