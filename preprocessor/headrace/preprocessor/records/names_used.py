@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records import key_path
+from headrace.preprocessor.records.record import Record, is_absent
 
 
 def names_given(spec: MappingSpec) -> frozenset[str]:
-    """Return the names of fields, members and placeholders that a mapping has."""
-    keys = [key for key in (spec.text, spec.images, spec.audios) if key is not None]
-    return frozenset((*keys, *spec.ignore))
+    """Return the names of fields, members and placeholders that a mapping gives: all paths, and what it ignores."""
+    return frozenset((*_paths(spec), *spec.ignore))
 
 
 def names_used(record: Record, spec: MappingSpec) -> frozenset[str]:
-    """Return those of `names_given` that are in a record: as a field, as a member, or, of those to ignore, within a field."""
-    there = {*record.fields, *(ending for name in record.members for ending in (name, name.rsplit(".", 1)[-1]))}
-    found = {name for name in names_given(spec) if name in there or name.lower() in there}
-    if missing := set(spec.ignore) - found:
-        found |= {name for name in missing if any(name in text for text in _texts(dict(record.fields)))}
-    return frozenset(found)
+    """Return those of `names_given` that the record has: paths that lead to something, and ignored fields, members and
+    placeholders that are in it. What no record of a data set uses is likely to be misspelt."""
+    paths = (path for path in _paths(spec) if path in record.members or _leads_somewhere(record, path))
+    values = list(_values(record.fields))
+    objects = (value for value in values if isinstance(value, Mapping))
+    there = {*record.members, *(name for value in objects for name, inner in value.items() if not is_absent(inner))}
+    endings = {name.rsplit(".", 1)[-1] for name in there}
+    signs = [name for name in spec.ignore if name and not name[0].isalnum()]  # placeholders, not names of fields
+    found = (name for name in signs if any(name in value for value in values if isinstance(value, str)))
+    return frozenset((*paths, *(name for name in spec.ignore if name in there or name in endings), *found))
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield all strings in a value, the keys of objects among them."""
-    if isinstance(value, str):
+def _paths(spec: MappingSpec) -> list[str]:
+    return [path for path in (spec.text, spec.question, spec.answer, spec.images, spec.audios) if path is not None]
+
+
+def _leads_somewhere(record: Record, path: str) -> bool:
+    try:
+        return not is_absent(key_path.find(record.fields, path))
+    except KeyError:
+        return False
+
+
+def _values(fields: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the fields and all that is inside of them, turns and parts included, however deep."""
+    waiting: list[Any] = [fields]
+    while waiting:
+        value = waiting.pop()
         yield value
-    elif isinstance(value, dict | list):
-        for item in [*value, *value.values()] if isinstance(value, dict) else value:
-            yield from _texts(item)
+        waiting += value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
