@@ -16,7 +16,7 @@ from headrace.errors import SpecError, UserError
 if TYPE_CHECKING:
     from headrace.spec import JobSpec
 
-READING_OPTIONS = ("spec", "mapping", "tokenizer", "template", "max_pixels")
+READING_OPTIONS = ("spec", "mapping", "split", "tokenizer", "template", "max_pixels")
 USUAL_PIXELS = 28 * 28 * 1280  # as in headrace.spec, which takes long to import
 _YAML = (".yaml", ".yml")
 _OF_A_JOB = ("image", "audio", "text")
@@ -24,7 +24,10 @@ _OF_A_JOB = ("image", "audio", "text")
 
 
 def add_reading_arguments(parser: argparse.ArgumentParser, usual_pixels: int = USUAL_PIXELS) -> None:
-    """Add the options --spec, --mapping, --tokenizer, --template and --max-pixels, which is `usual_pixels` without a job."""
+    """Add the options --spec, --mapping, --split, --tokenizer, --template and --max-pixels.
+
+    usual_pixels: what --max-pixels is without it and without a job.
+    """
     group = parser.add_argument_group("what is read, and how")
     group.add_argument(
         "--spec",
@@ -39,6 +42,11 @@ def add_reading_arguments(parser: argparse.ArgumentParser, usual_pixels: int = U
         metavar="KEY=NAME",
         help="which field or tar extension is what: text=transcript, images=jpg, ignore=mp4,seg.png (docs/data.md); or a preset "
         "by name, such as llava; repeatable, and on top of the job's (default: auto, the usual names)",
+    )
+    group.add_argument(
+        "--split",
+        metavar="NAME",
+        help="which split to take: train, validation, test, another name, or all (default: the job's, or the training split)",
     )
     group.add_argument(
         "--tokenizer", metavar="PATH", help="path or URL of a tokenizer.json (default: the job's, or the bundled one)"
@@ -65,9 +73,11 @@ def reading_spec(args: argparse.Namespace, job: Mapping[str, Any], source: Mappi
         document["sources"] = [dict(source)]
     else:
         document |= _of_job(args.spec, args.path)
-    for mapped in document["sources"]:
+    for chosen in document["sources"]:
         if args.mapping:
-            mapped["mapping"] = changed_mapping(mapped.get("mapping", {}), args.mapping)
+            chosen["mapping"] = changed_mapping(chosen.get("mapping", {}), args.mapping)
+        if args.split is not None:
+            chosen["split"] = args.split
     for section, field, value in (
         ("text", "tokenizer", args.tokenizer),
         ("text", "template", args.template),

@@ -20,7 +20,7 @@ from headrace.preprocessor.sources.download import Retry
 FIRST_BYTES = 256 * 2**10
 READ_AHEAD_BYTES = 256 * 2**10
 MOST_KEPT = 256  # beginnings, each a temporary file; others are fetched again
-_IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl")
+_IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl", ".ndjson", ".jsonl.gz")
 """Formats without an index, whose first samples are in their first bytes."""
 _PACKED = (".gz", ".zst", ".zstd", ".bz2", ".br", ".snappy")
 

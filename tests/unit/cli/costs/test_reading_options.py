@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,22 @@ def test_the_demo_runs_a_jobs_sources_and_sections_and_keeps_its_own_small_pictu
     assert demo._spec(_parse(["demo", "/data/films", "--max-pixels", "90000"])).image.max_pixels == 90_000
     [source] = demo._spec(_parse(["demo", "--mapping", "text=txt"])).sources
     assert (source.name, source.mapping.text) == ("data", "txt")
+
+
+def test_the_split_is_the_sources(job: Path) -> None:
+    assert [source.split for source in spec_of("--spec", str(job), "--split", "validation").sources] == ["validation"] * 2
+    assert spec_of("/data/films").sources[0].split is None
+
+
+def test_a_split_of_a_folder_is_inspected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, rows in (("train-0.jsonl", 1), ("train-1.jsonl", 2), ("validation-0.jsonl", 4)):
+        (tmp_path / name).write_text('{"caption": "A film."}\n' * rows)
+    found = {}
+    for split in (["train"], ["validation"], ["all"], []):
+        options = [option for name in split for option in ("--split", name)]
+        assert main(["inspect", str(tmp_path), "--out", str(tmp_path / "out"), "--format", "json", *options]) == 0
+        found["".join(split)] = json.loads(capsys.readouterr().out)["samples"]
+    assert found == {"train": 3, "validation": 4, "all": 7, "": 3}
 
 
 def test_without_a_job_the_path_is_read_with_the_usual_settings() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import tarfile
@@ -180,6 +181,16 @@ def test_lines_of_jsonl_are_read_from_its_beginning_and_their_media_alone(site: 
     assert (report["samples"], report["images"]) == (5, 5)
     assert site.sent["set/all.jsonl"] == FIRST
     assert sum(name.endswith(".png") for name in site.sent) == 5
+
+
+@pytest.mark.parametrize("name", ["all.ndjson", "all.jsonl.gz"])
+def test_other_lines_are_read_from_their_beginning_too(site: Site, inspect: Inspect, name: str) -> None:
+    words = np.random.default_rng(0).integers(0, 10**9, (40_000, 20))
+    lines = b"".join(json.dumps({"caption": " ".join(map(str, row))}).encode() + b"\n" for row in words)
+    data = gzip.compress(lines, 1) if name.endswith(".gz") else lines
+    report = inspect(publish(site, {name: data}) + name, "--limit", "5")
+    assert (report["samples"], report["refused"]) == (5, [])
+    assert report["bytes_read"] < len(data) / 3
 
 
 def test_of_parquet_the_footer_and_one_row_group_are_read(site: Site, picture: bytes, inspect: Inspect) -> None:
