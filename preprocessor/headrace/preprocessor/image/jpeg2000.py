@@ -6,6 +6,7 @@ file of a hundred bytes can ask for gigabytes. They are counted here first.
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Iterator
 
@@ -38,7 +39,9 @@ def pixel_bytes(data: bytes, width: int, height: int) -> int:
 def _pixel_bytes(data: bytes, width: int, height: int) -> int:
     segments = _segments(data, _begin(data))
     kind, begin = next(segments, (0, 0))
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(">8IH", data, begin + 2)
+    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(
+        ">8IH", data, begin + 2
+    )
     if (right - left, bottom - top) != (width, height) or kind != _SIZE:
         raise _corrupt(f"says {width}x{height} pixels, its codestream {right - left}x{bottom - top}")
     if not (0 < components <= _MOST_COMPONENTS and tile_width and tile_height):
@@ -53,7 +56,7 @@ def _pixel_bytes(data: bytes, width: int, height: int) -> int:
         if kind in (_STYLE, _COMPONENT_STYLE):
             style, coding = (data[begin], begin + 5) if kind == _STYLE else (data[begin + 1], begin + 2)
             records = max(records, _record_bytes(data[coding : coding + 38], bool(style & 1), width, height, layers))
-    return PIXEL_BYTES + sample_bytes + -(-(_TILE_BYTES * tiles + components * records) // (width * height))
+    return PIXEL_BYTES + sample_bytes + math.ceil((_TILE_BYTES * tiles + components * records) / (width * height))
 
 
 def _begin(data: bytes) -> int:
@@ -81,6 +84,8 @@ def _segments(data: bytes, position: int) -> Iterator[tuple[int, int]]:
         if marker == _END or parts > _MOST_TILE_PARTS:
             break
         if marker == _DATA:
+            if tile_part <= position:
+                raise _corrupt("has data without a tile")
             position = tile_part
             continue
         (length,) = struct.unpack_from(">H", data, position + 2)
@@ -91,8 +96,6 @@ def _segments(data: bytes, position: int) -> Iterator[tuple[int, int]]:
             tile_part, parts = position + size if size else len(data), parts + 1
             if tile_part > len(data):
                 raise _corrupt("ends in the middle of a tile")
-            if size and size < 14:
-                raise _corrupt(f"has a tile of {size} bytes")
         yield marker, position + 4
         position += 2 + length
     if parts > _MOST_TILE_PARTS:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, UnidentifiedImageError
 
-from headrace.preprocessor.image import avif, jpeg2000, tiff
+from headrace.preprocessor.image import avif, jpeg2000, libtiff_errors, tiff
 from headrace.preprocessor.image.decode_cost import check_cost
 from headrace.preprocessor.image.header import PIXEL_BYTES, WEBP_BYTES, Header, count_scans, end_of_scans, orientation, with_scans
 from headrace.quarantine import BadSampleError, Reason
@@ -78,8 +78,9 @@ def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
         if image.format == "PNG":
             _check_png(data)
         _load(image, scale)
-        pixels = _pixels(image, spec.background)
-    if image.format in ("JPEG", "MPO"):
+        pixels, kind = _pixels(image, spec.background), image.format
+    del image  # freed before a JPEG is decoded again
+    if kind in ("JPEG", "MPO"):
         _check_jpeg(data, pixels, spec, scale)
     return pixels
 
@@ -141,7 +142,10 @@ def _load(image: Image.Image, scale: int) -> None:
         image.draft(None, (image.width // scale, image.height // scale))
     size = image.size
     try:
-        image.load()
+        with libtiff_errors.counted() as errors:
+            image.load()
+            if errors():
+                raise OSError("libtiff has found damage")
     except MemoryError:
         raise
     except Exception as err:  # Pillow's decoders raise nearly every kind on damaged data
@@ -231,7 +235,9 @@ def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     white = 1 if values.dtype.kind == "f" else 65535
     least, most = values.min(), values.max()
     if not 0 <= least <= most <= white:
-        detail = f"values from {least:g} to {most:g}, beyond 0 for black and {white} for white; scale them, or convert them to 8 bits"
+        detail = (
+            f"values from {least:g} to {most:g}, beyond 0 for black and {white} for white; scale them, or convert them to 8 bits"
+        )
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, detail)
     if white == 1:
         return np.rint(values * np.float32(255)).astype(np.uint8)
