@@ -18,8 +18,10 @@ _REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
 def check(data: bytes) -> None:
-    """Raise BadSampleError with corrupt_media if an Ogg file's pages are damaged, or unsupported_media if streams follow upon each
-    other. Files of other formats are left alone."""
+    """Raise BadSampleError with corrupt_media if an Ogg file's pages are damaged, unsupported_media if it has several streams.
+
+    Files of other formats are left alone.
+    """
     if not data.startswith(_CAPTURE):
         return
     position, begun = 0, False

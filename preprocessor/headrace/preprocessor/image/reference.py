@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import AvifImagePlugin, Image, UnidentifiedImageError
+from PIL import AvifImagePlugin, Image, UnidentifiedImageError, features
 
 from headrace.preprocessor.image import avif, jpeg2000, libtiff_errors, tiff
 from headrace.preprocessor.image.decode_cost import check_cost
@@ -39,11 +39,17 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 # Images are decoded by many threads already, each within the memory that was foreseen for it.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
+LACKS = tuple(name for name in ("webp", "avif", "jpg_2000", "libtiff") if not features.check(name)) + (
+    () if libtiff_errors.TAKEN else ("libtiff as a library of its own",)
+)
+"""What this Pillow was built without; its own wheels have all of it."""
+
 _BAND_PIXELS = 2**18
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "I", "I;16", "I;16B", "F")
 _PNM = (b"P4", b"P5", b"P6", b"Pf")  # Pillow knows more, of its own
-_END_OF_JPEG = b"\x55\xaa\x0f\x96" * 64
+_MORE_JPEG = b"".join(bytes((0xFF, restart)) + b"\x55\xaa\x0f\x96" * 16 for restart in range(0xD0, 0xD8))
+_MORE_JPEG = _MORE_JPEG[2:] + 2 * _MORE_JPEG  # data, and then data behind each restart marker, twice
 _OTHER_KINDS = {
     "a TIFF of this layout": (0, (b"II", b"MM")),
     "JPEG XL": (0, (b"\xff\x0a", b"\0\0\0\x0cJXL ")),
@@ -171,7 +177,7 @@ def _check_jpeg(data: bytes, pixels: NDArray[np.uint8], spec: ImageSpec, scale: 
     If bytes in front of the end marker change the picture, its own have been too few.
     """
     end = end_of_scans(data)
-    with _open(data[:end] + _END_OF_JPEG + data[end:], spec) as image:
+    with _open(data[:end] + _MORE_JPEG + data[end:], spec) as image:
         _load(image, scale)
         for top, rgb in _bands(image, spec.background):
             if not np.array_equal(rgb, pixels[top : top + len(rgb)]):
