@@ -48,7 +48,7 @@ def _pixel_bytes(data: bytes, width: int, height: int) -> int:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"a JPEG 2000 picture of {components} components is not taken")
     depths = [1 + (data[begin + 36 + 3 * component] & 0x7F) for component in range(components)]
     sample_bytes = sum(4 + (1 if depth <= 8 else 2 if depth <= 16 else 4) for depth in depths)  # decoder's own, and tile
-    tiles = -(-(right - tile_left) // tile_width) * -(-(bottom - tile_top) // tile_height)
+    tiles: int = -(-(right - tile_left) // tile_width) * -(-(bottom - tile_top) // tile_height)
     records, layers = 0, 1
     for kind, begin in segments:
         if kind == _STYLE:
