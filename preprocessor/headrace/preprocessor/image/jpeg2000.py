@@ -39,9 +39,9 @@ def pixel_bytes(data: bytes, width: int, height: int) -> int:
 def _pixel_bytes(data: bytes, width: int, height: int) -> int:
     segments = _segments(data, _begin(data))
     kind, begin = next(segments, (0, 0))
-    right, bottom, left, top, tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(
-        ">8IH", data, begin + 2
-    )
+    components: int
+    right, bottom, left, top = struct.unpack_from(">4I", data, begin + 2)
+    tile_width, tile_height, tile_left, tile_top, components = struct.unpack_from(">4IH", data, begin + 18)
     if (right - left, bottom - top) != (width, height) or kind != _SIZE:
         raise _corrupt(f"says {width}x{height} pixels, its codestream {right - left}x{bottom - top}")
     if not (0 < components <= _MOST_COMPONENTS and tile_width and tile_height):
