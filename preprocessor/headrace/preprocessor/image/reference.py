@@ -9,7 +9,7 @@ of them is beyond that, nothing says which values are black and white, and the p
 Pixels must be complete: a truncated file is corrupt_media, even if it lacks only its end marker, and so is a JPEG that was cut
 and got an end marker again, or a PNG whose checksums disagree.
 
-All functions are pure and thread-safe; Pillow releases the interpreter lock while it decodes.
+All functions are pure and thread-safe; Pillow releases the interpreter lock while it decodes, except for AVIF.
 """
 
 from __future__ import annotations

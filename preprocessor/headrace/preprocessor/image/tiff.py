@@ -22,14 +22,15 @@ from headrace.quarantine import BadSampleError, Reason
 
 _ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _NUMBERS = {1: "u1", 3: "u2", 4: "u4"}  # dtypes of the kinds of values that are used here
+_VALUE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 254, 256, 257, 258, 259, 262
 _STRIPS, _ORIENTATION, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANAR = 273, 274, 277, 278, 279, 284
 _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _EXTRA, _FORMAT = 320, 322, 323, 324, 325, 338, 339
 _CODING = (266, 292, 293, 317, 347, 529, 530, 531, 532)  # order of bits, fax options, predictor, JPEG tables, YCbCr
-_KEPT = (
+_KEPT = frozenset((
     *(_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANAR),
     *(_COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _EXTRA, _FORMAT, *_CODING),
-)
+))  # fmt: skip
 _RAW, _JPEG, _FAX = 1, 7, (2, 3, 4)
 _COMPRESSIONS = (_RAW, _JPEG, *_FAX, 5, 8, 32773, 32946)  # further ones: LZW, Deflate, PackBits, Deflate by its old number
 _WHITE_IS_ZERO, _YCBCR, _LAB = 0, 6, 8
@@ -101,17 +102,21 @@ class _Directory:
         """Return a tag's numbers, at most `most` of them."""
         if tag not in self._entries:
             raise _corrupt(f"lacks the tag {tag}")
-        position = self._entries[tag]
-        kind, count = struct.unpack_from(self._order + "HI", self._data, position + 2)
+        kind, count, begin = self._place(tag)
         if kind not in _NUMBERS or not 1 <= count <= most:
             raise _corrupt(f"has {count} values of type {kind} in the tag {tag}")
-        dtype = np.dtype(self._order + _NUMBERS[kind])
-        begin = position + 8
-        if count * dtype.itemsize > 4:
+        return np.frombuffer(self._data, self._order + _NUMBERS[kind], count, begin).astype(np.int64)
+
+    def _place(self, tag: int) -> tuple[int, int, int]:
+        """Return the kind and number of a tag's values, and where they begin: beside the tag, where four bytes hold them."""
+        position = self._entries[tag]
+        kind, count = struct.unpack_from(self._order + "HI", self._data, position + 2)
+        size, begin = count * _VALUE_BYTES.get(kind, 0), position + 8
+        if size > 4:
             (begin,) = struct.unpack_from(self._order + "I", self._data, begin)
-        if begin + count * dtype.itemsize > len(self._data):
+        if begin + size > len(self._data):
             raise _corrupt(f"ends in the middle of the tag {tag}")
-        return np.frombuffer(self._data, dtype, count, begin).astype(np.int64)
+        return kind, count, begin
 
     def one(self, tag: int, default: int | None = None) -> int:
         """Return a tag's first number."""
@@ -119,8 +124,10 @@ class _Directory:
 
     def alone(self) -> bytes:
         """Return the file with a directory of the kept tags alone, behind all else."""
-        kept = [self._data[position : position + 12] for tag in _KEPT if (position := self._entries.get(tag))]
-        kept.sort(key=lambda entry: struct.unpack(self._order + "H", entry[:2]))
+        kept = []
+        for tag in sorted(self._entries.keys() & _KEPT):
+            self._place(tag)  # in the file
+            kept.append(self._data[self._entries[tag] : self._entries[tag] + 12])
         padding = bytes(len(self._data) % 2)
         begin = struct.pack(self._order + "I", len(self._data) + len(padding))
         count = struct.pack(self._order + "H", len(kept))

@@ -170,9 +170,9 @@ def test_white_as_zero_of_16_bits_is_refused(picture: Image.Image) -> None:
 
 
 @pytest.mark.parametrize("cut", [lambda size: size - 1, lambda size: size // 2, lambda size: 200, lambda size: 9])
-@pytest.mark.parametrize("compression", [None, "group4", "packbits"])
+@pytest.mark.parametrize("compression", [None, "group4", "packbits", "jpeg"])
 def test_a_file_that_ends_early_is_corrupt(compression: str | None, cut: Callable[[int], int]) -> None:
-    data = encoded(PAGE, compression=compression)
+    data = encoded(COLOUR if compression == "jpeg" else PAGE, compression=compression)
     assert refusal(data[: cut(len(data))]).reason is Reason.CORRUPT_MEDIA
 
 
