@@ -26,7 +26,6 @@ from headrace.quarantine import BadSampleError, Reason
 FORMAT = 1
 """To be raised with every change of what is in the file, so that no other release's files are read."""
 MESSAGE_BYTES = 128 << 10
-_GROWTH_BYTES = 64 << 20
 _ENTRY = struct.Struct("<QII")
 _MOST_BYTES = 2**32 - 1
 
@@ -86,7 +85,7 @@ class RowsWriter:
     def _append(self, data: bytes | pa.Buffer) -> int:
         offset, size = self._end, len(data)
         if offset + size > self._reserved:
-            self._reserved = offset + size + _GROWTH_BYTES
+            self._reserved = offset + size + self._end // 8
             self._reserve(self._reserved)
         self._write(data, offset)
         self._end += size
