@@ -46,14 +46,18 @@ class _Epoch:
     """From the job's submission to its end, less the time of `reading`: with the start of the trainer's process."""
     samples: int
     read_bytes: int
-    """By system calls, but for what the cache's files hold: at least what was read of the data set."""
+    """By system calls, less what the cache's files hold: no less than was read of the data set, as some rows are read twice."""
     memory_bytes: int
     """At most, of the larger one; shared memory included."""
 
 
 def sections(folder: Path, *, rounds: int, quick: bool) -> list[Section]:
     """Write the three layouts into `folder`, about 1.2 GB each, deliver each in turns, and compare."""
-    writers: dict[str, Callable[[Path, int, int], None]] = {TAR: _write_tar, DATASETS: _write_datasets, ONE_GROUP: _write_one_group}
+    writers: dict[str, Callable[[Path, int, int], None]] = {
+        TAR: _write_tar,
+        DATASETS: _write_datasets,
+        ONE_GROUP: _write_one_group,
+    }
     num_shards = 2 if quick else SHARDS
     rows = GROUPS * GROUP_BYTES * len(large_photos()) // sum(map(len, large_photos()))  # of a shard
     epochs: dict[str, list[_Epoch]] = {title: [] for title in writers}
@@ -75,7 +79,9 @@ def _compared(title: str, ours: Sequence[_Epoch], tar: Sequence[_Epoch]) -> Sect
     memory = [one.memory_bytes / other.memory_bytes for one, other in pairs]
     read = [one.read_bytes / other.read_bytes for one, other in pairs]
     middle = len(pairs) // 2
-    rates_detail = f"rounds: {_list(rates)}; from submission to the first batch {ours[0].first_s:.1f} s, tar {tar[0].first_s:.1f} s"
+    rates_detail = (
+        f"rounds: {_list(rates)}; from submission to the first batch {ours[0].first_s:.1f} s, tar {tar[0].first_s:.1f} s"
+    )
     rows = [
         Row(name="samples/s, over those of tar", value=sorted(rates)[middle], goal=at_least(RATE_GOAL), detail=rates_detail),
         Row(name="peak memory of a preprocessor, over that of tar", value=sorted(memory)[middle], goal=at_most(MEMORY_GOAL)),

@@ -165,7 +165,7 @@ class BlobCache(Protocol):
         """Open the file that was made under `key`; None if it is not there, or no more."""
 
     def make(self, key: str, url: str, fill: Fill) -> Blob | None:
-        """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room for it."""
+        """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room."""
 
 
 def open_blob(url: str, cache: BlobCache | None = None) -> Blob:

@@ -7,7 +7,8 @@
 
 Shards of every format are fetched whole: an epoch reads all of their bytes, most of them twice (to probe and to decode).
 What the cache cannot hold (a shard larger than all of it, a full disk, a directory that went away) is read by ranges from
-its server instead, and Parquet is decoded in memory, with one warning. Media files that a JSONL file names are not shards and are read from their server.
+its server instead, and Parquet is decoded in memory, with one warning. Media files that a JSONL file names are not shards and
+are read from their server.
 
 All locks are the kernel's (flock): a process that dies releases them, and what it left half-written is removed by the
 next process that needs space. A process that has an evicted file open closes it at its next read or fetch, which frees the
@@ -205,7 +206,9 @@ class ShardCache:
             shards = sorted(self._directory.glob("*.shard"), key=_last_use)
             free = self._max_bytes - sum(_size(path) for path in [*parts, *shards])
             if size > free + sum(_size(path) for path in shards):
-                self._warn(url, f"no room for {size} bytes among {self._max_bytes}, {len(parts)} other files in the making included")
+                self._warn(
+                    url, f"no room for {size} bytes among {self._max_bytes}, {len(parts)} other files in the making included"
+                )
                 return False
             for path in shards:
                 if size <= free:

@@ -12,10 +12,13 @@ import contextlib
 import functools
 import hashlib
 import io
+import logging
 import os
 import threading
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.observability.logs import pairs
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources import parquet_rows
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
@@ -31,14 +35,22 @@ from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, exp
 from headrace.preprocessor.sources.parquet_memory import CACHE, SERIALS
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
+log = logging.getLogger(__name__)
+
 UNIT_BYTES = 64 * 2**20
 """Unpacked bytes up to which neighbouring row groups share a file of the cache, which would hold a crowd of files otherwise."""
 IN_MEMORY_BYTES = 2**20
 """Unpacked bytes of a whole Parquet file that is not worth a file of the cache."""
+RETRY_S = 60.0
+"""Time after which row groups that there was no room for are tried again."""
 _MAGIC = b"PAR1"
 _BUFFER_BYTES, _MOST_BUFFERS_BYTES = 2**20, 32 * 2**20  # of one column that is being read; of all that are
-# One thread unpacks what some ten decode, and while it does it may hold some pages, which may be as large as their row group.
-_UNPACKING = threading.BoundedSemaphore(max(1, (os.cpu_count() or 1) // 8))
+# One thread unpacks what some ten decode, and while it does it holds a few pages, which may be as large as their row group. The
+# threads are always the same ones, as each keeps some of the memory that it has freed.
+_THREADS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 8), thread_name_prefix="unpack")
+
+
+_warned = threading.Event()
 
 
 class ParquetShard(Shard):
@@ -47,7 +59,7 @@ class ParquetShard(Shard):
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         """Read the footer. Without a cache all row groups are decoded in memory."""
         self._url = url
-        self._cache = cache
+        self._cache: BlobCache | None = None
         self._serial = next(SERIALS)
         self.num_rows = 0
         self.rejected = ()
@@ -70,8 +82,11 @@ class ParquetShard(Shard):
         self._sizes = [max(0, group.total_byte_size) for group in groups]
         self._units = _units(self._sizes)
         self.num_rows = self._starts[-1]
-        worthwhile = cache is not None and self._blob.version and sum(self._sizes) > IN_MEMORY_BYTES
-        self._in_memory = set() if worthwhile else set(self._units)
+        self._version = self._blob.version
+        is_small = max(self._blob.size, sum(self._sizes)) <= IN_MEMORY_BYTES
+        self._cache = None if is_small or not self._version else cache
+        self._no_room_until_s: dict[range, float] = {}
+        self._unpacked: set[range] = set()
 
     def key(self, row: int) -> str:
         """Return the row number as a string. Raises IndexError where there is no such row."""
@@ -110,33 +125,37 @@ class ParquetShard(Shard):
             return file.read_row_group(group, use_threads=False)
 
     def _unpacked_cells(self, row: int, group: int) -> pa.RecordBatch | None:
-        """Return a row of an unpacked row group as a batch, unpacking it first if need be; None where it is not to be unpacked."""
+        """Return a row of an unpacked row group as a batch, unpacking it first if need be; None where it is not to be."""
         unit = self._units[bisect_right(self._units, group, key=lambda unit: unit.start) - 1]
-        if unit in self._in_memory or self._cache is None:
+        if self._cache is None or time.monotonic() < self._no_room_until_s.get(unit, 0.0):
             return None
-        key = _key(self._blob.version, unit)
+        key = _key(self._version, unit)
         file = self._cache.find(key, self._url) or self._cache.make(key, self._url, functools.partial(self._unpack, unit))
         if file is None:
-            self._in_memory.add(unit)
+            self._no_room_until_s[unit] = time.monotonic() + RETRY_S
             return None
         first = self._starts[unit.start]
         return parquet_rows.read_row(file, self._schema, len(unit), group - unit.start, row - first)
 
     def _unpack(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
-        """Unpack neighbouring row groups into a new file of the cache."""
+        """Unpack neighbouring row groups into a new file of the cache, as soon as a thread is free to do so."""
+        if unit in self._unpacked:
+            _warn_of_evictions(self._url)
+        self._unpacked.add(unit)
+        _THREADS.submit(self._write_rows, unit, file, reserve).result()
+
+    def _write_rows(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
         first, num_bytes = self._starts[unit.start], sum(self._sizes[group] for group in unit)
-        with _UNPACKING:
-            writer = parquet_rows.RowsWriter(file, reserve, len(unit), self._starts[unit.stop] - first, num_bytes)
-            for group in unit:
-                try:
-                    dictionary_columns(self._metadata, group, self._blob)  # refuses a group that takes too much memory
-                    if rows := rows_at_once(self._metadata, group, self._blob):
-                        begin, end = self._starts[group] - first, self._starts[group + 1] - first
-                        most_bytes = most_unpacked_bytes(self._metadata, group)
-                        writer.add(range(begin, end), self._batches(group, rows), most_bytes)
-                except BadSampleError as err:
-                    writer.refuse(group - unit.start, err)
-            writer.finish()
+        writer = parquet_rows.RowsWriter(file, reserve, len(unit), self._starts[unit.stop] - first, num_bytes)
+        for group in unit:
+            try:
+                dictionary_columns(self._metadata, group, self._blob)  # refuses a group that takes too much memory
+                if rows := rows_at_once(self._metadata, group, self._blob):
+                    begin, end = self._starts[group] - first, self._starts[group + 1] - first
+                    writer.add(range(begin, end), self._batches(group, rows), most_unpacked_bytes(self._metadata, group))
+            except BadSampleError as err:
+                writer.refuse(group - unit.start, err)
+        writer.finish()
         pa.default_memory_pool().release_unused()
 
     def _batches(self, group: int, num_rows: int) -> Iterator[pa.RecordBatch]:
@@ -179,6 +198,15 @@ def _key(version: str, unit: range) -> str:
     """
     words = (version, unit.start, unit.stop, parquet_rows.FORMAT, pa.__version__, _system_start())
     return hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()[:40]
+
+
+def _warn_of_evictions(url: str) -> None:
+    """Log, once in this process, that what a file was unpacked to has not stayed in the cache."""
+    if _warned.is_set():
+        return
+    _warned.set()
+    remedy = "raise --cache-gib, so that it holds the shards that are read side by side, or lower shuffle_shards"
+    log.warning("unpacking Parquet again, which the cache had no room to keep %s", pairs(shard=url, remedy=remedy))
 
 
 @functools.cache

@@ -24,8 +24,9 @@ MAX_RATIO = 32
 """Decoded bytes allowed per byte in the file; text is compressed to a tenth."""
 STREAM_BYTES = 4 * 2**20
 """Bytes of rows that are decoded at a time, by their average."""
-MOST_STREAM_BYTES = 64 * 2**20
-"""Bytes that values from a dictionary may add to these, if all were as long as the whole dictionary."""
+MOST_STREAM_BYTES = 512 * 2**20
+"""Bytes that they might take at most, if every value from a dictionary were as long as the whole dictionary; a row may take as
+many by itself."""
 # Largest ratio of expanded to encoded size at which a column is still read plain, since looking values up costs time.
 _MAX_EXPANSION = 4
 _LEVEL_BYTES = 8  # of a value's definition and repetition levels
@@ -97,11 +98,9 @@ def _plain_bytes(column: Any, schema: Any) -> int:
 
 
 def _is_expanded_too_much(column: Any, blob: Blob) -> bool:
-    return _has_dictionary(column) and column.num_values * _dictionary_bytes(column, blob) > _usual_bytes(column)
-
-
-def _has_dictionary(column: Any) -> bool:
-    return column.physical_type == "BYTE_ARRAY" and not _DICTIONARIES.isdisjoint(column.encodings)
+    if column.physical_type != "BYTE_ARRAY" or _DICTIONARIES.isdisjoint(column.encodings):
+        return False
+    return bool(column.num_values * _dictionary_bytes(column, blob) > _usual_bytes(column))
 
 
 def _usual_bytes(column: Any) -> int:

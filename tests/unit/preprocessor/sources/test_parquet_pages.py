@@ -48,7 +48,12 @@ def test_pages_that_do_not_parse_tell_nothing(tmp_path: Path) -> None:
     metadata, _ = written(tmp_path / "s.parquet", pa.array(VALUES))
     data = (tmp_path / "s.parquet").read_bytes()
     begin = metadata.row_group(0).column(0).dictionary_page_offset
-    for place, garbage in ((begin, b"\xff" * 40), (begin, bytes(40)), (begin + 2, b"\xfe\xff\xff\xff\x0f"), (begin, b"\x1c" * 400)):
+    for place, garbage in (
+        (begin, b"\xff" * 40),
+        (begin, bytes(40)),
+        (begin + 2, b"\xfe\xff\xff\xff\x0f"),
+        (begin, b"\x1c" * 400),
+    ):
         (tmp_path / "bad.parquet").write_bytes(data[:place] + garbage + data[place + len(garbage) :])
         assert dictionary_use(metadata.row_group(0).column(0), open_blob(str(tmp_path / "bad.parquet"))) is None
 

@@ -1,4 +1,4 @@
-"""Row groups unpacked into the shard cache: the same records, whatever the columns, who reads them, and what becomes of the cache."""
+"""Row groups unpacked into the shard cache: the same records, whoever reads them and whatever becomes of the cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,11 +21,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.preprocessor.sources import parquet, parquet_rows
+from headrace.preprocessor.sources import open_shard, parquet, parquet_rows
 from headrace.preprocessor.sources.blob import Blob, Fill
-from headrace.preprocessor.sources.cache import ShardCache
+from headrace.preprocessor.sources.cache import ShardCache, default_cache
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.quarantine import BadSampleError, Reason
+from headrace.spec import SourceSpec
 from tests.http_site import PATIENCE_S
 from tests.unit.preprocessor.sources.test_shard_cache import files_of_at_most
 
@@ -65,7 +67,9 @@ def records(path: Path, cache: ShardCache | None, rows: Sequence[int] | None = N
 
 def pictures(path: Path, num_rows: int = 60, row_group_size: int = 10, **options: Any) -> list[Any]:
     """A file of pictures of different sizes, and its rows."""
-    rows = [{"image": {"bytes": bytes([row]) * (37 * row), "path": f"{row}.jpg"}, "caption": f"c{row}"} for row in range(num_rows)]
+    rows = [
+        {"image": {"bytes": bytes([row]) * (37 * row), "path": f"{row}.jpg"}, "caption": f"c{row}"} for row in range(num_rows)
+    ]
     schema = pa.schema([("image", IMAGE), ("caption", pa.string())])
     pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=row_group_size, **options)
     return rows
@@ -86,7 +90,8 @@ LAYOUTS = {
     "large": column(pa.large_list(pa.large_string()), [["é" * 700, None], []]),
     "large binary": column(pa.large_binary(), [b"\xff" * 3000, b"", None]),
     "dictionary": column(pa.dictionary(pa.int32(), pa.string()), ["cat", "dog", None]),
-    "dictionary in a list": column(pa.list_(pa.string()), [["cat", "dog"], ["cat"]]),
+    "dictionary in a list": column(pa.list_(pa.dictionary(pa.int32(), pa.string())), [["cat", "dog"], ["cat"], None]),
+    "dictionary in a struct": column(pa.struct([("kind", pa.dictionary(pa.int8(), pa.string()))]), [{"kind": "cat"}, None]),
     "fixed size": column(pa.list_(pa.float32(), 3), [[1.5, 2.5, None], None]),
     "map": column(pa.map_(pa.string(), pa.int64()), [[("a", 1), ("b", None)], []]),
     "numbers": column(pa.decimal128(9, 2), [1, None]),
@@ -129,13 +134,18 @@ def test_any_rows_come_back_in_any_order(
     assert records(folder / "s.parquet", ShardCache(folder / "cache"), wanted) == [rows[row] for row in wanted]
 
 
-def test_many_threads_read_while_files_are_evicted(tmp_path: Path) -> None:
+def test_many_threads_read_while_files_are_evicted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_warned", threading.Event())
     expected = pictures(tmp_path / "s.parquet")
     cache = Counting(tmp_path / "cache", max_bytes=40 << 10)  # of about 70 KiB
     rows = random.Random(0).choices(range(60), k=400)
     with ParquetShard(str(tmp_path / "s.parquet"), cache) as shard, ThreadPoolExecutor(8) as pool:
         assert [record.fields for record in pool.map(shard.read, rows)] == [expected[row] for row in rows]
     assert cache.stats.evicted > 0
+    (warning,) = [message for message in caplog.messages if message.startswith("unpacking Parquet again")]
+    assert "raise --cache-gib" in warning
     assert sum(file.stat().st_size for file in (tmp_path / "cache").iterdir()) <= 40 << 10
 
 
@@ -223,6 +233,18 @@ def test_a_file_that_was_written_again_is_unpacked_again(tmp_path: Path, cache: 
         pq.write_table(pa.table({"caption": [caption] * 10}), path)
         assert records(path, cache)[0] == {"caption": caption}
         time.sleep(0.01)  # the clock of the file system ticks some hundred times a second
+
+
+def test_local_parquet_has_a_cache_without_being_asked(
+    tmp_path: Path, source: SourceSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    default_cache.cache_clear()
+    expected = pictures(tmp_path / "s.parquet")
+    with open_shard(str(tmp_path / "s.parquet"), source) as shard:
+        assert shard.read(7).fields == expected[7]
+    assert list((tmp_path / f"headrace-shards-{os.getuid()}").glob("*.shard"))
+    default_cache.cache_clear()
 
 
 def test_a_value_that_very_many_rows_share_is_not_written_for_each(
