@@ -44,7 +44,7 @@ IN_MEMORY_BYTES = 2**20
 RETRY_S = 60.0
 """Time after which row groups that there was no room for are tried again."""
 _MAGIC = b"PAR1"
-_BUFFER_BYTES, _MOST_BUFFERS_BYTES = 2**20, 32 * 2**20  # of one column that is being read; of all that are
+_BUFFER_BYTES, _MOST_BUFFERS_BYTES = 2**18, 2**25  # of one column that is being read; of all that are
 # One thread unpacks what some ten decode, and while it does it holds a few pages, which may be as large as their row group. The
 # threads are always the same ones, as each keeps some of the memory that it has freed.
 _THREADS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 8), thread_name_prefix="unpack")
@@ -130,7 +130,9 @@ class ParquetShard(Shard):
         if self._cache is None or time.monotonic() < self._no_room_until_s.get(unit, 0.0):
             return None
         key = _key(self._version, unit)
-        file = self._cache.find(key, self._url) or self._cache.make(key, self._url, functools.partial(self._unpack, unit))
+        file = self._cache.find(key, self._url)
+        if file is None:
+            file = _THREADS.submit(self._cache.make, key, self._url, functools.partial(self._unpack, unit)).result()
         if file is None:
             self._no_room_until_s[unit] = time.monotonic() + RETRY_S
             return None
@@ -138,13 +140,9 @@ class ParquetShard(Shard):
         return parquet_rows.read_row(file, self._schema, len(unit), group - unit.start, row - first)
 
     def _unpack(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
-        """Unpack neighbouring row groups into a new file of the cache, as soon as a thread is free to do so."""
+        """Unpack neighbouring row groups into a new file of the cache."""
         if unit in self._unpacked:
             _warn_of_evictions(self._url)
-        self._unpacked.add(unit)
-        _THREADS.submit(self._write_rows, unit, file, reserve).result()
-
-    def _write_rows(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
         first, num_bytes = self._starts[unit.start], sum(self._sizes[group] for group in unit)
         writer = parquet_rows.RowsWriter(file, reserve, len(unit), self._starts[unit.stop] - first, num_bytes)
         for group in unit:
@@ -156,6 +154,7 @@ class ParquetShard(Shard):
             except BadSampleError as err:
                 writer.refuse(group - unit.start, err)
         writer.finish()
+        self._unpacked.add(unit)
         pa.default_memory_pool().release_unused()
 
     def _batches(self, group: int, num_rows: int) -> Iterator[pa.RecordBatch]:

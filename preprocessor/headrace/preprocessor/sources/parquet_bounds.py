@@ -22,8 +22,8 @@ USUAL_BYTES = 512 * 2**20
 """Bytes of memory that any row group may take, however small it is in the file."""
 MAX_RATIO = 32
 """Decoded bytes allowed per byte in the file; text is compressed to a tenth."""
-STREAM_BYTES = 4 * 2**20
-"""Bytes of rows that are decoded at a time, by their average."""
+STREAM_BYTES = 512 * 2**10
+"""Bytes of rows that are decoded at a time, by their average: what stays in a core's cache."""
 MOST_STREAM_BYTES = 512 * 2**20
 """Bytes that they might take at most, if every value from a dictionary were as long as the whole dictionary; a row may take as
 many by itself."""

@@ -76,4 +76,4 @@ def test_few_rows_at_once_where_each_may_be_as_long_as_the_dictionary(tmp_path: 
     assert rows_at_once(metadata, 0, blob) == 0
     noise = random.Random(0)
     metadata, blob = written(tmp_path / "pictures.parquet", pa.array([[noise.randbytes(9_000)] for _ in range(300)]))
-    assert rows_at_once(metadata, 0, blob) > 100
+    assert rows_at_once(metadata, 0, blob) > 50
