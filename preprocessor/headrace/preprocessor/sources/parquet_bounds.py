@@ -43,7 +43,7 @@ def rows_at_once(metadata: pq.FileMetaData, group: int, blob: Blob) -> int:
     """
     columns = _columns(metadata, group)
     row_bytes = sum(_plain_bytes(column, schema) for column, schema in columns) // max(1, metadata.row_group(group).num_rows)
-    rows = min(_MOST_ROWS, STREAM_BYTES // max(1, row_bytes))
+    rows = min(_MOST_ROWS, int(STREAM_BYTES // max(1, row_bytes)))
     for column, schema in columns:
         if not _is_expanded_too_much(column, blob):
             continue

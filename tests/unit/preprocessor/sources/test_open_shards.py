@@ -112,4 +112,9 @@ def test_descriptors_do_not_run_out(tmp_path: Path) -> None:
 
 
 def test_files_are_left_for_other_things() -> None:
-    assert {files: max_open_shards(files) for files in (12, 100, 1024, 1 << 20)} == {12: 8, 100: 50, 1024: 768, 1 << 20: 1_048_320}
+    assert {files: max_open_shards(files) for files in (12, 100, 1024, 1 << 20)} == {
+        12: 8,
+        100: 50,
+        1024: 768,
+        1 << 20: 1_048_320,
+    }
