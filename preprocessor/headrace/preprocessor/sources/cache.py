@@ -195,7 +195,8 @@ class ShardCache:
             sink.close()
 
     def _reserve(self, key: str, url: str, sink: io.FileIO, size: int) -> bool:
-        """Evict shards until `size` bytes fit, and allocate them in `sink`, where every process counts them.
+        """Evict shards until `size` bytes fit into the cache and onto its disk, and allocate them in `sink`, where every process
+        counts them.
 
         Returns False where evicting all shards would not make enough room.
         """
@@ -204,11 +205,12 @@ class ShardCache:
             self._drop_abandoned()
             parts = [path for path in self._directory.glob("*.part") if path != self._part(key)]
             shards = sorted(self._directory.glob("*.shard"), key=_last_use)
-            free = self._max_bytes - sum(_size(path) for path in [*parts, *shards])
+            disk = os.statvfs(self._directory)
+            available = disk.f_bavail * disk.f_frsize + os.fstat(sink.fileno()).st_size
+            free = min(self._max_bytes - sum(_size(path) for path in [*parts, *shards]), available)
             if size > free + sum(_size(path) for path in shards):
-                self._warn(
-                    url, f"no room for {size} bytes among {self._max_bytes}, {len(parts)} other files in the making included"
-                )
+                most = min(self._max_bytes, disk.f_blocks * disk.f_frsize)
+                self._warn(url, f"no room for {size} bytes among {most}, {len(parts)} other files in the making included")
                 return False
             for path in shards:
                 if size <= free:

@@ -227,6 +227,39 @@ def test_a_full_disk_does_not_fail_the_job(tmp_path: Path, cache: ShardCache, ca
     assert list((tmp_path / "cache").glob("*.*")) == []
 
 
+_ON_A_SMALL_DISK = """
+import logging, sys
+from pathlib import Path
+from headrace.preprocessor.sources import parquet
+from headrace.preprocessor.sources.cache import ShardCache
+from tests.unit.preprocessor.sources.test_parquet_rows import pictures, records
+parquet.IN_MEMORY_BYTES, parquet.UNIT_BYTES = 0, 4096
+expected, cache = pictures(Path(sys.argv[1]) / "s.parquet"), ShardCache(Path(sys.argv[2]))
+assert records(Path(sys.argv[1]) / "s.parquet", cache) == expected
+print(cache.stats.evicted > 0)
+"""
+
+
+def test_a_disk_smaller_than_the_cache_may_be_is_filled_again_and_again(tmp_path: Path) -> None:
+    """The disk has 40 KiB, of about 70 that are unpacked; in a name space of its own, where everybody may mount."""
+    (tmp_path / "disk").mkdir()
+    command = 'mount -t tmpfs -o size=40k tmpfs "$2" || exit 77; exec "$0" -c "$3" "$1" "$2"'
+    arguments = ["sh", "-c", command, sys.executable, str(tmp_path), str(tmp_path / "disk"), _ON_A_SMALL_DISK]
+    try:
+        done = subprocess.run(
+            ["unshare", "--user", "--map-root-user", "--mount", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        pytest.skip("unshare is not installed")
+    if done.returncode == 77 or "unshare" in done.stderr:
+        pytest.skip(f"nothing may be mounted here: {done.stderr.strip()}")
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
 def test_a_file_that_was_written_again_is_unpacked_again(tmp_path: Path, cache: ShardCache) -> None:
     path = tmp_path / "s.parquet"
     for caption in ("one", "two"):
