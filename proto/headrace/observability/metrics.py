@@ -80,7 +80,10 @@ CACHE_EVICTIONS = Counter(
     "headrace_preprocessor_cache_evictions_total", "Shards removed from the cache for room.", registry=PREPROCESSOR
 )
 CACHE_BYPASSES = Counter(
-    "headrace_preprocessor_cache_bypasses_total", "Shards read from their server instead.", ["reason"], registry=PREPROCESSOR
+    "headrace_preprocessor_cache_bypasses_total",
+    "Shards read from their server, or Parquet decoded in memory, instead.",
+    ["reason"],
+    registry=PREPROCESSOR,
 )
 DOWNLOAD_RETRIES = Counter(
     "headrace_preprocessor_download_retries_total", "Requests made again.", ["reason"], registry=PREPROCESSOR

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from typing import BinaryIO, cast
 
-from headrace.preprocessor.sources.blob import Blob, LocalBlob, filesystem, local_path, open_blob, unreadable_error
+from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, filesystem, local_path, open_blob, unreadable_error
 from headrace.preprocessor.sources.cache import default_cache
 from headrace.preprocessor.sources.download import Retry
 
@@ -54,6 +54,14 @@ class Beginnings:
         if url.endswith(_PACKED):
             file.fetch_whole()
         return file
+
+    def find(self, key: str, url: str) -> Blob | None:
+        """Open what was made of a file under `key`, as the shard cache does."""
+        return default_cache().find(key, url)
+
+    def make(self, key: str, url: str, fill: Fill) -> Blob | None:
+        """Make what is to be kept of a file under `key` in the shard cache, and open it; None where there is no room."""
+        return default_cache().make(key, url, fill)
 
     def is_cut(self, url: str) -> bool:
         """Whether `open` gives a beginning only, whose last sample may be incomplete."""
