@@ -1,7 +1,8 @@
 """Reading of a few samples from remote shards without fetching the shards whole.
 
 An archive or a JSONL file is read from its start, as far as it has been asked to be; other formats by the ranges that their
-readers ask for. Other packed files, and those of a server that sends no ranges, are fetched whole, through the shard cache.
+readers ask for. Other packed files, JSON and CSV, and those of a server that sends no ranges, are fetched whole, through the
+shard cache.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ READ_AHEAD_BYTES = 256 * 2**10
 MOST_KEPT = 256  # beginnings, each a temporary file; others are fetched again
 _IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl", ".ndjson", ".jsonl.gz")
 """Formats without an index, whose first samples are in their first bytes."""
-_PACKED = (".gz", ".zst", ".zstd", ".bz2", ".br", ".snappy")
+_READ_WHOLE = (".gz", ".zst", ".zstd", ".bz2", ".br", ".snappy", ".json", ".csv", ".tsv")
+"""Packed files and formats of text of which nothing can be read without all that is in front of it, or behind it."""
 
 
 def is_remote(url: str) -> bool:
@@ -51,7 +53,7 @@ class Beginnings:
         if url.endswith(_IN_ORDER):
             return self._beginning(url).blob()
         file = self._ranges(url, READ_AHEAD_BYTES)
-        if url.endswith(_PACKED):
+        if url.endswith(_READ_WHOLE):
             file.fetch_whole()
         return file
 

@@ -204,8 +204,9 @@ def test_of_parquet_the_footer_and_one_row_group_are_read(site: Site, picture: b
     assert sent(site) < 4 * (20 * len(picture) + 6 * FIRST) < 8 * data.tell() / 5
 
 
-def test_a_packed_shard_that_has_no_beginning_to_read_is_fetched_whole_at_once(site: Site) -> None:
-    url = publish(site, {"x.mds.zstd": bytes(10 * FIRST)}) + "x.mds.zstd"
+@pytest.mark.parametrize("name", ["x.mds.zstd", "x.json", "x.csv"])
+def test_a_shard_that_has_no_beginning_to_read_is_fetched_whole_at_once(site: Site, name: str) -> None:
+    url = publish(site, {name: bytes(10 * FIRST)}) + name
     beginnings = Beginnings()
     with contextlib.closing(beginnings.open(url)) as blob:
         assert [len(blob.pread(offset, 100)) for offset in range(0, 10 * FIRST, FIRST)] == [100] * 10

@@ -61,8 +61,8 @@ def uses(item: Record, **mapping: Any) -> dict[str, str]:
             {"messages": "text", "system": "text"},
         ),
         # refused for something else: what the fields would be is not known
-        (record({"transcript": "a"}, flac=b"s"), {}, {"transcript": "unknown", "flac": "unknown"}),
-        (record({"transcript": "a"}, flac=b"s"), {"text": "transcript"}, {"transcript": "text", "flac": "audios"}),
+        (record({"verse": "a"}, flac=b"s"), {}, {"verse": "unknown", "flac": "unknown"}),
+        (record({"verse": "a"}, flac=b"s"), {"text": "verse"}, {"verse": "text", "flac": "audios"}),
     ],
 )
 def test_uses(item: Record, mapping: dict[str, Any], expected: dict[str, str]) -> None:
