@@ -13,6 +13,7 @@ from headrace.preprocessor.access import Access, granting
 from headrace.preprocessor.sources.media_files import media_files
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec
+from tests.http_site import Site
 
 
 @pytest.fixture
@@ -136,6 +137,16 @@ def test_remote_media() -> None:
         with pytest.raises(BadSampleError) as caught:
             remote(name)
         assert caught.value.reason is expected
+
+
+def test_a_medium_on_the_web_takes_one_request(site: Site) -> None:
+    site.files["set/1.jpg"] = b"x" * 100_000
+    place = media_files(f"{site.url}/set/a.jsonl")
+    assert place.load("1.jpg") == site.files["set/1.jpg"]
+    with pytest.raises(BadSampleError, match="missing_media"):
+        place.load("2.jpg")
+    assert site.gets == ["", ""]
+    assert not site.described.acquire(blocking=False)
 
 
 def test_media_of_local_rows_may_be_remote_and_those_of_remote_rows_local(folder: Path) -> None:
