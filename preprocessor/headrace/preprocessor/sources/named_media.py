@@ -44,6 +44,10 @@ class NamedMedia:
         """The files. Raises DatasetError where headrace.preprocessor.access forbids to read there."""
         return media_files(self._url, self._source)
 
+    def check_access(self) -> None:
+        """Raise DatasetError where headrace.preprocessor.access forbids to read the files."""
+        _ = self.files
+
     def record(self, key: str, fields: dict[str, Any]) -> Record:
         """Return the record of a row, under the usual names. Raises BadSampleError where a row names a part of a recording."""
         named = {self._mapping.text, self._mapping.images, self._mapping.audios, *self._mapping.ignore}
