@@ -76,7 +76,7 @@ def test_a_link_is_followed_into_what_the_operator_declared(folder: Path) -> Non
         assert reason(folder, "../pictures/1.jpg") is Reason.UNSAFE_MEMBER_NAME
 
 
-@pytest.mark.parametrize("beside", ["images", "image", "data", "audio", "media"])
+@pytest.mark.parametrize("beside", ["images", "image", "data", "audio", "media", "clips", "wavs"])
 def test_the_only_usual_folder_beside_the_annotations_that_has_it(folder: Path, beside: str) -> None:
     """LLaVA's own: coco/train2017/1.jpg, which is below `images`."""
     path = folder / "set/annotations" / beside / "coco/1.jpg"
