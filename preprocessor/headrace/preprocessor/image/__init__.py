@@ -3,6 +3,7 @@
     header.py        size and rotation from the first bytes of a file, for ordinary headers only
     reference.py     decoding of all formats with Pillow, whose result counts
     tiff.py, avif.py, jpeg2000.py   what decoding such a file would hold, from what it says inside
+    png.py           checksums and rows that Pillow does not look at
     libtiff_errors.py   damage that libtiff only prints
     jpeg.py          faster decoding of ordinary JPEGs with simplejpeg, to the same pixels
     resample.py      Pillow's bicubic resizing and the cutting into patches, compiled

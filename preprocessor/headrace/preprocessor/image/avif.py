@@ -43,7 +43,7 @@ def check_kind(data: bytes) -> None:
     if data[8:12] == b"avis":
         raise _unsupported("an AVIF sequence")
     if data[8:12] != b"avif" and (b"avif" not in brands or data[8:12] not in (b"mif1", b"msf1")):
-        raise _unsupported("HEIF")
+        raise _unsupported("HEIC or MP4")
 
 
 def _av1_items(data: bytes) -> Iterator[bytes]:

@@ -7,7 +7,8 @@ Grey of 16 bits is divided by 257. Integers of 32 bits count likewise, so that 6
 of them is beyond that, nothing says which values are black and white, and the picture is refused.
 
 Pixels must be complete: a truncated file is corrupt_media, even if it lacks only its end marker, and so is a JPEG that was cut
-and got an end marker again, or a PNG whose checksums disagree.
+and got an end marker again, or a PNG whose checksums disagree or whose rows
+end early.
 
 All functions are pure and thread-safe; Pillow releases the interpreter lock while it decodes, except for AVIF.
 """
@@ -17,7 +18,6 @@ from __future__ import annotations
 import io
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import AvifImagePlugin, Image, UnidentifiedImageError, features
 
-from headrace.preprocessor.image import avif, jpeg2000, libtiff_errors, tiff
+from headrace.preprocessor.image import avif, jpeg2000, libtiff_errors, png, tiff
 from headrace.preprocessor.image.decode_cost import check_cost
 from headrace.preprocessor.image.header import PIXEL_BYTES, WEBP_BYTES, Header, count_scans, end_of_scans, orientation, with_scans
 from headrace.quarantine import BadSampleError, Reason
@@ -82,8 +82,10 @@ def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
     """
     with _open(data, spec) as image:
         if image.format == "PNG":
-            _check_png(data)
+            png.check_checksums(data)
         _load(image, scale)
+        if image.format == "PNG" and ("interlace" in image.info or _ends_empty(image)):
+            png.check_rows(data)
         pixels, kind = _pixels(image, spec.background), image.format
     del image  # freed before a JPEG is decoded again
     if kind in ("JPEG", "MPO"):
@@ -165,15 +167,9 @@ def _load(image: Image.Image, scale: int) -> None:
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {size}, the data {image.size}")
 
 
-def _check_png(data: bytes) -> None:
-    """Check the checksum of each chunk of pixels, which Pillow leaves out; it checks all others. Raises BadSampleError."""
-    position = 8
-    while position + 12 <= len(data):
-        length, name = struct.unpack_from(">I4s", data, position)
-        end = position + 8 + length
-        if name == b"IDAT" and int.from_bytes(data[end : end + 4], "big") != zlib.crc32(memoryview(data)[position + 4 : end]):
-            raise BadSampleError(Reason.CORRUPT_MEDIA, "the checksum of the PNG's pixels disagrees")
-        position = end + 4
+def _ends_empty(image: Image.Image) -> bool:
+    """Whether the last row of an image has nothing but zeros, as all rows have that were never written."""
+    return image.crop((0, image.height - 1, image.width, image.height)).getbbox(alpha_only=False) is None
 
 
 def _check_jpeg(data: bytes, pixels: NDArray[np.uint8], spec: ImageSpec, scale: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,7 +147,7 @@ def _check_pages(first: _Directory) -> None:
         if following is None:
             return
         if not following.one(_SUBFILE, 0) & _NO_PAGE:
-            raise _unsupported("a TIFF of several pages; save each page as an image of its own. This")
+            raise _unsupported("a TIFF of several pages", "save each page as an image of its own")
         following = following.following()
     raise _corrupt(f"has more than {_MOST_DIRECTORIES} directories")
 
@@ -213,9 +212,9 @@ def _rows_of(num_segments: int, planes: int, height: int, rows: int, tiled: bool
     return of_each.reshape(-1)
 
 
-def _corrupt(what: Any) -> BadSampleError:
+def _corrupt(what: str) -> BadSampleError:
     return BadSampleError(Reason.CORRUPT_MEDIA, f"the TIFF {what}")
 
 
-def _unsupported(what: str) -> BadSampleError:
-    return BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{what} is not taken; convert it to PNG")
+def _unsupported(what: str, remedy: str = "convert it to PNG") -> BadSampleError:
+    return BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{what} is not taken; {remedy}")

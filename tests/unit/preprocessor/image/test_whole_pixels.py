@@ -101,3 +101,32 @@ def test_a_png_is_held_to_the_checksums_of_its_pixels() -> None:
     )
     split = data[: begin - 4] + parts + data[begin + 8 + length :]
     np.testing.assert_array_equal(image.read_pixels(split, SPEC), image.read_pixels(data, SPEC))
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+@pytest.mark.parametrize("interlaced", [0, 1])
+@pytest.mark.parametrize(
+    ("colour", "bits", "channels"), [(0, 1, 1), (0, 8, 1), (0, 16, 1), (4, 8, 2), (2, 8, 3), (2, 16, 3), (6, 8, 4), (3, 4, 1)]
+)
+def test_a_png_has_all_of_its_rows(colour: int, bits: int, channels: int, interlaced: int) -> None:
+    """Also one whose last rows are black. Rows that are missing would come out as such."""
+    columns_and_rows = [(4, 3), (3, 3), (7, 2), (6, 5), (13, 5), (12, 10), (25, 9)] if interlaced else [(25, 19)]
+    rows = [bytes(1 + -(-columns * bits * channels // 8)) for columns, number in columns_and_rows for _ in range(number)]
+    head = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 25, 19, bits, colour, 0, 0, interlaced))
+    head += chunk(b"PLTE", bytes(range(48))) if colour == 3 else b""
+    for number, whole in ((len(rows), True), (len(rows) - 1, False), (len(rows) // 2, False)):
+        packed = zlib.compress(b"".join(rows[:number]))
+        data = head + chunk(b"IDAT", packed[:7]) + chunk(b"IDAT", packed[7:]) + chunk(b"IEND", b"")
+        assert is_whole(data) == whole, number
+
+
+def test_an_interlaced_png_needs_its_last_pass() -> None:
+    """Its last row may be there nevertheless."""
+    data = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 8, 7, 8, 0, 0, 0, 1))
+    sizes = [(1, 1), (1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 3)]
+    rows = [b"\0" + bytes([200]) * columns for columns, number in sizes for _ in range(number)]
+    for number, whole in ((len(rows), True), (len(rows) - 1, False)):
+        assert is_whole(data + chunk(b"IDAT", zlib.compress(b"".join(rows[:number]))) + chunk(b"IEND", b"")) == whole
