@@ -23,7 +23,8 @@ from headrace.preprocessor.decoding import LoadedSample, SampleProcessor
 from headrace.preprocessor.image import header
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
 from headrace.preprocessor.sources import Shard
-from headrace.preprocessor.text.template import TokenSequence, load_template
+from headrace.preprocessor.text.sequence import TokenSequence
+from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.spec import JobSpec, SourceSpec
 

@@ -1,31 +1,30 @@
 """Parses the text of a record into turns with places for media; record_to_sample lists the shapes, told apart by value.
 
 What a turn says in fields other than those of its shape must not get lost. A system prompt beside the turns becomes the first
-turn, and a weight of 0 keeps an answer from being learnt. Tool calls, thoughts and media of single turns, a system prompt beside
-a document, and other names for a weight have no place in a template, and are refused by name unless the mapping lists them
-under `ignore`.
+turn, and a weight of 0 keeps an answer from being learnt. Tools, calls of them and thoughts are carried to the template
+(template_fields). Media of single turns, a system prompt beside a document, and other names for a weight have no place in one,
+and are refused by name unless the mapping lists them under `ignore`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import unused_media
+from headrace.preprocessor.records.template_fields import NAME, fields_of_turn, is_empty, no_place
 from headrace.quarantine import BadSampleError, Reason
 
 LIST_KEYS = ("texts", "conversations", "messages")
 """Record fields whose text must be a list, never a caption."""
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
-_EMPTY_VALUES = ("[]", "{}", "null")  # how a column of strings writes an empty value
 _NOT_TAKEN = (
-    "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "reasoning_content", "reasoning", "thinking",
-    "refusal", "image", "images", "audio", "audios", "video", "videos",
+    "function_call", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio", "audios", "video", "videos",
 )  # fmt: skip
 """Fields of a turn that no template has a place for."""
 _WEIGHT_SYNONYMS = ("loss", "train", "loss_weight", "mask")
@@ -40,6 +39,7 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
     DOCUMENT = "document"
 
 
@@ -70,11 +70,13 @@ class Draft:
     pieces: list[Piece]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 
     @property
     def empty(self) -> bool:
-        """Whether the turn has no medium, and no text except white space."""
-        return not any(isinstance(piece, Place) or piece.strip() for piece in self.pieces)
+        """Whether the turn has no medium, no text except white space, and no field beside them that says something."""
+        return not self.extra.keys() - {NAME} and not any(isinstance(piece, Place) or piece.strip() for piece in self.pieces)
 
 
 def parse_turns(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -> list[Draft]:
@@ -84,7 +86,7 @@ def parse_turns(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSp
     """
     turns = _turns_of(key, value, spec)
     is_document = bool(turns) and turns[0].role is Role.DOCUMENT
-    for name in (*_TOOL_FIELDS, *(_SYSTEM_FIELDS if is_document else ())):
+    for name in ("functions", *(("tools", *_SYSTEM_FIELDS) if is_document else ())):
         _check_nothing(name, fields.get(name), name, spec)
     for name in _SYSTEM_FIELDS:
         if turns and not is_document and fields.get(name) and name not in spec.ignore:
@@ -125,18 +127,15 @@ def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
         _check_nothing(f"{field}.{name}", item.get(name), name, spec)
     for names, read in _SHAPES.items():
         if item.keys() >= set(names):
-            return read(field, item, spec)
+            *others, last = read(field, item, spec)
+            return [*others, replace(last, extra=fields_of_turn(field, item, spec))]
     raise schema_error(field, "{user, assistant}, {from, value} or {role, content}", f"the keys {', '.join(item) or '(none)'}")
 
 
 def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None:
     """Raise BadSampleError (schema_error) if a field without a place in a template has a value and is not ignored."""
-    if value and value not in _EMPTY_VALUES and name not in spec.ignore:
-        raise BadSampleError(
-            Reason.SCHEMA_ERROR,
-            f"{field} has no place in a template: write it into the text, or list {name!r} under the mapping's ignore to train "
-            "without it",
-        )
+    if not is_empty(value) and name not in spec.ignore:
+        raise no_place(field, name)
 
 
 def _put_system_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> None:
@@ -165,6 +164,8 @@ def _conversation(field: str, item: dict[str, Any], spec: MappingSpec) -> list[D
 
 def _message(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
     role, content = _role(f"{field}.role", item["role"], spec), item["content"]
+    if content is None and fields_of_turn(field, item, spec).keys() - {NAME}:
+        content = ""  # calls of tools come without words
     if isinstance(content, list):
         pieces = [_part(f"{field}.content[{index}]", part) for index, part in enumerate(content)]
     else:
@@ -218,6 +219,7 @@ def _part(field: str, part: Any) -> Piece:
 
 def _role(field: str, value: Any, spec: MappingSpec) -> Role:
     known = {
+        "tool": Role.TOOL,
         **dict.fromkeys(spec.system_roles, Role.SYSTEM),
         **dict.fromkeys(spec.user_roles, Role.USER),
         **dict.fromkeys(spec.assistant_roles, Role.ASSISTANT),

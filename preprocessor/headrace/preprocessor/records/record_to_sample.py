@@ -14,23 +14,25 @@ plain caption without any placeholder has its images, then its recordings, in fr
 is never searched, so a placeholder's name in it is text. Nothing is put between the items of a document.
 
 An `index` in a typed part names its medium: {"type": "image", "index": 1}. A field `system` beside the turns is the first turn,
-and a turn with the `weight` 0 is not learnt. Captions and documents are one turn with the role DOCUMENT. These functions know
+and a turn with the `weight` 0 is not learnt. Tools, calls of them and thoughts are carried to the template. Captions and documents are one turn with the role DOCUMENT. These functions know
 nothing of tokens or of what is inside media.
 
     conversation.py     text to turns, with places for media
+    template_fields.py  what turns have beside their words
     unused_media.py     refusal of media that nothing takes
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import conversation, unused_media
 from headrace.preprocessor.records.conversation import LIST_KEYS, Draft, MediaKind, Piece, Place, Role, schema_error
 from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.template_fields import tools_of
 from headrace.quarantine import BadSampleError, Reason
 
 __all__ = ["Audio", "Image", "Role", "Sample", "Segment", "Text", "Turn", "to_sample"]
@@ -72,6 +74,8 @@ class Turn:
     segments: tuple[Segment, ...]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 
     @property
     def loss(self) -> bool:
@@ -84,6 +88,8 @@ class Sample:
     """One or more turns; at least one of them carries loss."""
 
     turns: tuple[Turn, ...]
+    tools: tuple[Any, ...] = ()
+    """Tools that the assistant may call, as plain data; usually JSON schemas of functions."""
 
     @property
     def segments(self) -> Iterator[Segment]:
@@ -126,7 +132,11 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
         return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data)
 
     return Sample(
-        turns=tuple(Turn(role=draft.role, segments=tuple(map(segment, draft.pieces)), learnt=draft.learnt) for draft in drafts)
+        turns=tuple(
+            Turn(role=draft.role, segments=tuple(map(segment, draft.pieces)), learnt=draft.learnt, extra=draft.extra)
+            for draft in drafts
+        ),
+        tools=tools_of(record.fields, spec),
     )
 
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from headrace.errors import SpecError
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import BUNDLED
-from headrace.preprocessor.text.template import NO_TOKEN, ChatTemplate, TokenSequence, load_template
+from headrace.preprocessor.text.sequence import NO_TOKEN, TokenSequence
+from headrace.preprocessor.text.template import ChatTemplate, load_template
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
