@@ -219,11 +219,11 @@ def _part(field: str, part: Any) -> Piece:
 
 def _role(field: str, value: Any, spec: MappingSpec) -> Role:
     known = {
-        "tool": Role.TOOL,
         **dict.fromkeys(spec.system_roles, Role.SYSTEM),
         **dict.fromkeys(spec.user_roles, Role.USER),
         **dict.fromkeys(spec.assistant_roles, Role.ASSISTANT),
     }
+    known.setdefault("tool", Role.TOOL)
     role = known.get(_string(field, value))
     if role is None:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected one of {', '.join(known)}, got {value!r}")

@@ -105,7 +105,7 @@ class Chats:
 
 def spoilt(value: Any, names: Sequence[str], random: Random) -> Any:
     """A value with names of control tokens, and parts of them, in its texts."""
-    if isinstance(value, str):
+    if isinstance(value, str) and value:  # an empty system prompt is none for some templates
         name = random.choice(names)
         cut = random.randint(1, len(name))
         place = random.randint(0, len(value))
