@@ -14,8 +14,8 @@ plain caption without any placeholder has its images, then its recordings, in fr
 is never searched, so a placeholder's name in it is text. Nothing is put between the items of a document.
 
 An `index` in a typed part names its medium: {"type": "image", "index": 1}. A field `system` beside the turns is the first turn,
-and a turn with the `weight` 0 is not learnt. Tools, calls of them and thoughts are carried to the template. Captions and documents are one turn with the role DOCUMENT. These functions know
-nothing of tokens or of what is inside media.
+and a turn with the `weight` 0 is not learnt. Tools, calls of them and thoughts are carried to the template. Captions and
+documents are one turn with the role DOCUMENT. These functions know nothing of tokens or of what is inside media.
 
     conversation.py     text to turns, with places for media
     template_fields.py  what turns have beside their words

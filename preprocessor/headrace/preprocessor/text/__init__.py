@@ -2,8 +2,8 @@
 
 A control token's name inside text is encoded as ordinary tokens, and so is the name of any token that the file calls special.
 Control ids come from the template only. Added tokens that are not special, such as `<think>` and `<tool_call>` of Qwen3, are
-part of what is written: they are kept whole, as in `transformers`, and so are special ones that the job allows. Encoding is thread-safe but does not run in parallel between
-Python threads.
+part of what is written: they are kept whole, as in `transformers`, and so are special ones that the job allows. Encoding is
+thread-safe but does not run in parallel between Python threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Keeps what data say apart from what a chat template writes: a control token in a rendered text is the template's alone.
 
 A template gets words that may hold the name of a control token, or a part of one that meets its other part beside it. So the
-first characters of such names are replaced, in everything that data say, by private characters that the data do not have, one
+first characters of such names are replaced, in everything that data say, by rare characters that the data do not have, one
 for one. A name that still stands in the rendered text was written by the template; then the characters are put back.
 
 Tags which a template looks for (`</think>`) and added tokens that data may write are left as they are. As a template may
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from headrace.quarantine import BadSampleError, Reason
 
-_PRIVATE = re.compile("[\ue000-\uf8ff]")
+_RARE = [*map(chr, range(0x2800, 0x2900)), *map(chr, range(0x4DC0, 0x4E00))]
+"""Characters to choose from, Braille and hexagrams: like `<` they are printable, and neither letters nor white space."""
 
 
 class Disguises:
@@ -35,29 +37,28 @@ class Disguises:
     def disguise_of(self, data: Any, *, num_marks: int) -> Disguise:
         """Return the disguise for data: plain values, lists and mappings. `num_marks`: how many more characters it has to spare.
 
-        Raises BadSampleError (encoding_error) if the data have all private characters.
+        Raises BadSampleError (encoding_error) if the data leave too few characters.
         """
         texts = list(_strings(data))
-        taken = {character for text in texts for character in _PRIVATE.findall(text)}
         wanted = len(self._firsts) + num_marks
-        spare = [character for character in map(chr, range(0xE000, 0xE000 + wanted + len(taken))) if character not in taken]
-        if spare[wanted - 1 : wanted] > ["\uf8ff"]:
-            raise BadSampleError(Reason.ENCODING_ERROR, "the text has every private character of Unicode, and some are needed")
-        marks, stand_ins = spare[:num_marks], dict(zip(self._firsts, spare[num_marks:wanted], strict=True))
+        spare = list(islice((rare for rare in _RARE if not any(rare in text for text in texts)), wanted))
+        if len(spare) < wanted:
+            raise BadSampleError(
+                Reason.ENCODING_ERROR, "the text has all of Braille and of the hexagrams, some of which are needed"
+            )
+        marks, stand_ins = spare[:num_marks], dict(zip(self._firsts, spare[num_marks:], strict=True))
         return Disguise(self._pattern, stand_ins, tuple(marks), needed=any(map(self._pattern.search, texts)))
 
 
 class Disguise:
     """Stand-ins for the characters of one sample's words."""
 
-    def __init__(
-        self, pattern: re.Pattern[str], stand_ins: Mapping[str, str], marks: tuple[str, ...], *, needed: bool
-    ) -> None:
+    def __init__(self, pattern: re.Pattern[str], stand_ins: Mapping[str, str], marks: tuple[str, ...], *, needed: bool) -> None:
         self._pattern = pattern
         self._stand_ins = stand_ins
         self._originals = str.maketrans({stand_in: first for first, stand_in in stand_ins.items()})
         self.marks = marks
-        """Private characters that are neither in the data nor in the disguise."""
+        """Characters that are neither in the data nor in the disguise."""
         self.needed = needed
         """Whether anything in the data is replaced."""
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
@@ -49,9 +49,7 @@ class JinjaTemplate:
 
         Raises SpecError if the source is no Jinja.
         """
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-        )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals |= {
             "raise_exception": _raise_exception,
@@ -106,7 +104,7 @@ class JinjaTemplate:
 class _Generation(Extension):
     """`{% generation %}`: puts marks around what it encloses."""
 
-    tags = {"generation"}
+    tags: ClassVar = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
@@ -194,9 +192,9 @@ def _is_generation(block: nodes.CallBlock) -> bool:
 
 def _count_steps(tree: nodes.Template) -> None:
     """Have every round of a loop and every call of a macro count as a step."""
-    for node in tree.find_all((nodes.For, nodes.Macro)):
-        step = nodes.ExprStmt(nodes.Call(nodes.Name(_STEP, "load"), [], [], None, None))
-        node.body.insert(0, step.set_lineno(node.lineno))
+    bodies = [loop.body for loop in tree.find_all(nodes.For)] + [macro.body for macro in tree.find_all(nodes.Macro)]
+    for body in bodies:
+        body.insert(0, nodes.ExprStmt(nodes.Call(nodes.Name(_STEP, "load"), [], [], None, None)))
 
 
 def _unmarked(text: str, marks: tuple[str, str]) -> Rendering:

@@ -1,9 +1,9 @@
 """What lies beside a tokenizer.json, as Hugging Face tokenizers are published: its chat templates and the names of its tokens.
 
-    tokenizer_config.json           chat_template (a text, or a list of named ones), bos_token, eos_token, ...
-    chat_template.jinja             the template; it comes before the others
-    chat_template.json              the same under the key chat_template, as older processors of images have it
-    additional_chat_templates/      tool_use.jinja, for conversations with tools
+tokenizer_config.json           chat_template (a text, or a list of named ones), bos_token, eos_token, ...
+chat_template.jinja             the template; it comes before the others
+chat_template.json              the same under the key chat_template, as older processors of images have it
+additional_chat_templates/      tool_use.jinja, for conversations with tools
 """
 
 from __future__ import annotations

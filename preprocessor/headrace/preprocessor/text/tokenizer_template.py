@@ -49,12 +49,13 @@ class TokenizerTemplate(PromptTemplate):
     def __init__(self, encoder: TextEncoder, folder: TokenizerFolder, spec: TextSpec) -> None:
         """`encoder` must have all special tokens of the tokenizer as control tokens.
 
-        Raises SpecError if the template is no Jinja, asks for a date that `spec` does not name, or does not write its placeholders.
+        Raises SpecError if the template is no Jinja, asks for a date that `spec` does not name, or does not write the placeholders
+        that it names.
         """
         self.encoder = encoder
         self._max_tokens = spec.max_tokens
         self._named_tokens = folder.named_tokens
-        variables = folder.named_tokens | spec.chat_template_kwargs
+        variables = {**folder.named_tokens, **spec.chat_template_kwargs}
         max_characters = spec.max_tokens * encoder.longest
         self._template = JinjaTemplate(folder.template, variables, spec.today, max_characters)
         self._tool_template = JinjaTemplate(folder.tool_template, variables, spec.today, max_characters)
@@ -241,7 +242,8 @@ class _Media:
         """Return placeholder and number of tokens of the next medium. Raises BadSampleError if there is none any more."""
         if self._placeholder is None or self._num_written == len(self._counts):
             raise BadSampleError(
-                Reason.PLACEHOLDER_MISMATCH, f"the chat template writes more than {len(self._counts)} placeholders: {self.written}"
+                Reason.PLACEHOLDER_MISMATCH,
+                f"the chat template writes more than {len(self._counts)} placeholders: {self.written}",
             )
         self._num_written += 1
         return self._placeholder, self._counts[self._num_written - 1]

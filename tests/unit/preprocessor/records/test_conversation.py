@@ -95,7 +95,9 @@ def test_a_tools_turn_and_the_list_of_tools_are_carried_to_the_template_too() ->
     called = {"role": "assistant", "content": None, "tool_calls": json.dumps(CALL)}
     assert sample({"messages": [USER, called]}).turns[1].extra == {"tool_calls": CALL}
     for text in ("add", '{"a": 1}'):
-        assert "messages[1].tool_calls: expected a list, got" in refusal({"messages": [USER, called | {"tool_calls": text}]}).detail
+        assert (
+            "messages[1].tool_calls: expected a list, got" in refusal({"messages": [USER, called | {"tool_calls": text}]}).detail
+        )
     assert refusal({"caption": "A hammer.", "tools": ["hammer"]}).detail.startswith("tools has no place in a template")
     assert said({"caption": "A hammer.", "tools": ["hammer"]}, ignore=("tools",)) == ["document: A hammer."]
 

@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 WORDS = (
-    "the cat", "Größe", "猫が好き", "🦜 flies", "12,345.67", "def f(x):\n    return x", "a < b and c > d", "</b>", "<think", "[0]",
-    "{{ messages }}", "{% raw %}", '"quoted" \\n', "tab\there", "e\u0301", "ภาษา", "l'été", "https://a.b/c?d=<e>", "$x_1$", "  ", "\n", "\n\n",
-    "<tool_response>", "null", "\u2028", "ﬁ",
+    "the cat", "Größe", "猫が好き", "🦜 flies", "12,345.67", "def f(x):\n    return x", "a < b and c > d", "</b>", "<think",
+    "[0]", "{{ messages }}", "{% raw %}", '"quoted" \\n', "tab\there", "e\u0301", "ภาษา", "l'été", "https://a.b/c?d=<e>", "$x_1$",
+    "  ", "\n", "\n\n", "<tool_response>", "null", "\u2028", "ﬁ",
 )  # fmt: skip
 NAMES = ("get_weather", "search", "add_2", "größe")
 
@@ -71,7 +71,11 @@ class Chats:
         random = self._random
         count = random.randint(1, self._abilities.calls_at_once)
         calls = [
-            {"id": f"call_{index}", "type": "function", "function": {"name": random.choice(NAMES), "arguments": self._arguments()}}
+            {
+                "id": f"call_{index}",
+                "type": "function",
+                "function": {"name": random.choice(NAMES), "arguments": self._arguments()},
+            }
             for index in range(count)
         ]
         said = self._answer({"content": random.choice(("", self._text())), "tool_calls": calls})

@@ -40,7 +40,7 @@ class Family:
     special: tuple[str, ...]
     eos: str
     bos: str | None = None
-    abilities: Abilities = Abilities()
+    abilities: Abilities = field(default_factory=Abilities)
     parts_only: bool = False
     written: str = ""
     """Placeholder of a medium, and what the model's processor puts in its place for n tokens."""
@@ -132,9 +132,7 @@ def write_folder(folder: Path, family: Family, template: str) -> Path:
 
 
 def ours(folder: Path, **spec: Any) -> PromptTemplate:
-    return load_template(
-        TextSpec.model_validate({"tokenizer": f"{folder}/tokenizer.json", "template": "chat_template", **spec})
-    )
+    return load_template(TextSpec.model_validate({"tokenizer": f"{folder}/tokenizer.json", "template": "chat_template", **spec}))
 
 
 def sample_of(messages: list[dict[str, Any]], tools: Any = None) -> Sample:
@@ -147,9 +145,7 @@ def sample_of(messages: list[dict[str, Any]], tools: Any = None) -> Sample:
 
 def in_parts(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
-        message | {"content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message["content"], str)
-        else message
+        message | {"content": [{"type": "text", "text": message["content"]}]} if isinstance(message["content"], str) else message
         for message in messages
     ]
 
@@ -338,9 +334,7 @@ def test_only_answers_that_are_to_be_learnt_are(compared: Callable[[str], Compar
 
 
 def test_a_caption_is_its_text_between_beginning_and_end(compared: Callable[[str], Compared]) -> None:
-    caption = to_sample(
-        Record(key="k", fields={"caption": "A <bos> hen.", "image": "i"}, load=str.encode), MappingSpec()
-    )
+    caption = to_sample(Record(key="k", fields={"caption": "A <bos> hen.", "image": "i"}, load=str.encode), MappingSpec())
     template = compared("gemma").ours
     sequence = template.render(caption, [2])
     said = template.encoder.decode(sequence.input_ids.tolist())
