@@ -2,8 +2,8 @@
 
     sample -> messages -> text of the template -> control tokens, media and words -> token ids and labels
 
-Only control tokens that the template itself has written are control tokens (headrace.preprocessor.text.disguise). What is learnt
-is what the template marks with `{% generation %}`, else what an answer adds to its prompt (headrace.preprocessor.text.learnt_spans).
+Only control tokens that the template itself has written are control tokens (disguise). What is learnt is what the template marks
+with `{% generation %}`, else what an answer adds to its prompt (learnt_spans).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class TokenizerTemplate(PromptTemplate):
     def __init__(self, encoder: TextEncoder, folder: TokenizerFolder, spec: TextSpec) -> None:
         """`encoder` must have all special tokens of the tokenizer as control tokens.
 
-        Raises SpecError if the template is no Jinja, asks for a date that `spec` does not name, or does not write the placeholders
-        that it names.
+        Raises SpecError if the template is no Jinja, asks for a date that `spec` does not name, or does not write the
+        placeholders that it names.
         """
         self.encoder = encoder
         self._max_tokens = spec.max_tokens
