@@ -24,11 +24,24 @@ from headrace.errors import SpecError
 from headrace.quarantine import BadSampleError, Reason
 
 MAX_STEPS = 1_000_000
-"""Most rounds of loops and calls of macros in one rendering: a conversation of 1,000 turns takes some 10,000."""
+"""Most rounds of loops and calls of macros for one sample: a conversation of 1,000 turns takes some thousands a rendering."""
 _STEP, _MARKS = "_headrace_step", "_headrace_marks"  # names in the context of a rendering
 
 
-class TodayUnknownError(TemplateError):
+class Steps:
+    """Counts the steps of all renderings of a sample, and ends the one that takes too many."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def __call__(self) -> None:
+        """Count a step. Raises TemplateError if there were too many."""
+        self._left -= 1
+        if self._left < 0:
+            raise TemplateError(f"it takes more than {MAX_STEPS} steps")
+
+
+class TodayUnknownError(BadSampleError):
     """A template asked for today's date, and the job names none."""
 
 
@@ -75,26 +88,28 @@ class JinjaTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None,
+        steps: Steps,
         *,
         marks: tuple[str, str] = ("", ""),
         add_generation_prompt: bool = False,
     ) -> Rendering:
-        """Render a conversation. `marks`: two characters that are nowhere in it, with which generated text is found.
+        """Render a conversation. `steps` counts what it takes. `marks`: two characters that are nowhere in it, with which
+        generated text is found.
 
-        Raises BadSampleError with schema_error (the template refuses the conversation, or fails on it) or too_long, and
-        TodayUnknownError.
+        Raises BadSampleError with schema_error (the template refuses the conversation, fails on it, or asks for a date that
+        nobody names) or too_long.
         """
         variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
-        bounds = {_STEP: _Steps(), _MARKS: marks}
+        bounds = {_STEP: steps, _MARKS: marks}
         written: list[str] = []
         size = 0
         try:
-            for piece in self._template.generate(variables | self._variables | bounds):
+            for piece in self._template.generate(self._variables | variables | bounds):
                 size += len(piece)
                 if size > self._max_characters:
                     raise BadSampleError(Reason.TOO_LONG, f"the chat template wrote more than {self._max_characters} characters")
                 written.append(piece)
-        except (BadSampleError, MemoryError, TodayUnknownError):
+        except (BadSampleError, MemoryError):
             raise
         except Exception as err:  # templates raise what Python raises for what they do with the data
             raise BadSampleError(Reason.SCHEMA_ERROR, f"the chat template refuses the conversation: {_told(err)}") from err
@@ -115,18 +130,6 @@ class _Generation(Extension):
     def _mark(self, context: Context, caller: Macro) -> str:
         begin, end = context[_MARKS]
         return f"{begin}{caller()}{end}"
-
-
-class _Steps:
-    """Counts the steps of a rendering."""
-
-    def __init__(self) -> None:
-        self._left = MAX_STEPS
-
-    def __call__(self) -> None:
-        self._left -= 1
-        if self._left < 0:
-            raise TemplateError(f"it takes more than {MAX_STEPS} steps")
 
 
 class _PlainNamespace(Namespace):
@@ -161,7 +164,10 @@ def _raise_exception(message: str) -> NoReturn:
 def _clock_of(today: date | None) -> Callable[[str], str]:
     def strftime_now(pattern: str) -> str:
         if today is None:
-            raise TodayUnknownError("the chat template writes today's date, so that sequences would be others every day")
+            raise TodayUnknownError(
+                Reason.SCHEMA_ERROR,
+                "the chat template writes today's date, so that sequences would be others every day: name a date in text.today",
+            )
         return datetime.combine(today, time()).strftime(pattern)
 
     return strftime_now

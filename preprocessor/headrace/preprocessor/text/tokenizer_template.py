@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.errors import SpecError
@@ -17,8 +18,8 @@ from headrace.manifest import Vocabulary
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
 from headrace.preprocessor.records.template_fields import no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
-from headrace.preprocessor.text.disguise import Disguise, Disguises
-from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, TodayUnknownError
+from headrace.preprocessor.text.disguise import Disguises
+from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, Steps, TodayUnknownError
 from headrace.preprocessor.text.learnt_spans import Span, common_spans, derived_spans
 from headrace.preprocessor.text.placeholders import TOKENS, Placeholder, find_placeholder
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, SequenceBuilder, TokenSequence, count_disarmed
@@ -138,40 +139,27 @@ class TokenizerTemplate(PromptTemplate):
         _check_noted(sample, template)
         messages, tools = [self._message(turn) for turn in sample.turns], list(sample.tools) or None
         disguise = self._disguises.disguise_of([messages, tools], num_marks=2)
-        plain = worn = self._run(template, messages, tools, disguise)
+        begin, end = disguise.marks
+        run = partial(template.render, steps=Steps(), marks=(begin, end))
+        plain = worn = run(messages, tools)
         if disguise.needed:
             messages, tools = disguise.put_on(messages), disguise.put_on(tools)
-            worn = self._run(template, messages, tools, disguise)
+            worn = run(messages, tools)
             if Rendering(disguise.take_off(worn.text), worn.generated) != plain:
                 raise BadSampleError(
                     Reason.SCHEMA_ERROR,
                     "the chat template reads control tokens or their characters in the text, which are no control tokens there: "
                     "take them out of it, or name those that data may write in text.allow_tokens",
                 )
-        learnt = [index for index, turn in enumerate(sample.turns) if turn.loss]
         if template.has_generation and all(turn.loss for turn in sample.turns if turn.role is Role.ASSISTANT):
             return plain.text, worn.text, worn.generated
 
         def first_turns(num_turns: int, *, add_generation_prompt: bool = False) -> str:
-            return self._run(template, messages[:num_turns], tools, disguise, add_generation_prompt=add_generation_prompt).text
+            return run(messages[:num_turns], tools, add_generation_prompt=add_generation_prompt).text
 
-        spans = derived_spans(worn.text, learnt, len(messages), self._control, first_turns)
+        answers = [index for index, turn in enumerate(sample.turns) if turn.loss]
+        spans = derived_spans(worn.text, answers, len(messages), self._control, first_turns)
         return plain.text, worn.text, common_spans(spans, worn.generated) if template.has_generation else spans
-
-    def _run(
-        self,
-        template: JinjaTemplate,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        disguise: Disguise,
-        *,
-        add_generation_prompt: bool = False,
-    ) -> Rendering:
-        begin, end = disguise.marks
-        try:
-            return template.render(messages, tools, marks=(begin, end), add_generation_prompt=add_generation_prompt)
-        except TodayUnknownError as err:
-            raise BadSampleError(Reason.SCHEMA_ERROR, f"{err}: name a date in text.today") from err
 
     def _message(self, turn: Turn) -> dict[str, Any]:
         """Return a turn as the message that a template gets."""
@@ -196,11 +184,11 @@ class TokenizerTemplate(PromptTemplate):
         answer = [{"type": "text", "text": _ANSWER}] if isinstance(content, list) else _ANSWER
         messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
         try:
-            return self._template.render(messages, None).text
+            return self._template.render(messages, None, Steps()).text
+        except TodayUnknownError as err:
+            raise SpecError(err.detail) from err
         except BadSampleError:
             return None
-        except TodayUnknownError as err:
-            raise SpecError(f"text.today: {err}; name the date that it is to write") from err
 
     def _widened(self, text: str, match: re.Match[str], place: int) -> Span:
         """Return the characters that a control token takes, some of which swallow the white space beside them."""

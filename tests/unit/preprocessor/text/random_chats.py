@@ -10,7 +10,7 @@ from typing import Any
 WORDS = (
     "the cat", "Größe", "猫が好き", "🦜 flies", "12,345.67", "def f(x):\n    return x", "a < b and c > d", "</b>", "<think",
     "[0]", "{{ messages }}", "{% raw %}", '"quoted" \\n', "tab\there", "e\u0301", "ภาษา", "l'été", "https://a.b/c?d=<e>", "$x_1$",
-    "  ", "\n", "\n\n", "<tool_response>", "null", "\u2028", "ﬁ",
+    "  ", "\n", "\n\n", "<tool_response>", "none", "\u2028", "ﬁ",
 )  # fmt: skip
 NAMES = ("get_weather", "search", "add_2", "größe")
 
