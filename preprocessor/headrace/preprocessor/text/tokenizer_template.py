@@ -65,7 +65,7 @@ class TokenizerTemplate(PromptTemplate):
         self._disguises = Disguises(encoder.control, tags)
         self._takes_strings, self._takes_parts = self._understood()
         self._placeholders = {
-            kind: find_placeholder(kind, self._try, encoder, named) if self._takes_parts else None
+            kind: find_placeholder(kind, self._try_parts, encoder, named)
             for kind, named in (("image", spec.image_token), ("audio", spec.audio_token))
         }
         image, audio = (
@@ -178,6 +178,9 @@ class TokenizerTemplate(PromptTemplate):
         strings = self._try(_QUESTION)
         takes_parts = parts is not None and _QUESTION in parts and "'type'" not in parts
         return (strings is not None and _QUESTION in strings) or not takes_parts, takes_parts
+
+    def _try_parts(self, content: list[dict[str, object]]) -> str | None:
+        return self._try(content) if self._takes_parts else None
 
     def _try(self, content: Any) -> str | None:
         """Return how the template renders a question and its answer; None if it refuses them. Raises SpecError."""
