@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image as Picture
 from tokenizers import Tokenizer
 
 from headrace.errors import SpecError
+from headrace.preprocessor.decoding import SampleProcessor
+from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import parse
+from headrace.spec import JobSpec, parse
 from headrace.text_spec import TextSpec
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -281,3 +285,18 @@ def test_an_answer_is_learnt_with_its_end_and_no_blank_behind_it(tmp_path: Path)
     sequence = made(tmp_path, CHATML).render(chat(), [])
     template = load(tmp_path)
     assert template.encoder.decode(sequence.labels[sequence.labels != LABEL_IGNORED].tolist()) == "yes<|im_end|>"
+
+
+def test_a_job_makes_its_samples_by_the_template(tmp_path: Path) -> None:
+    """Through the whole preprocessing: a picture has as many placeholders as merged patches."""
+    path = folder(tmp_path, {"chat_template.jinja": SHOWN.replace(SPARE, "<|image_pad|>")})
+    text = {"tokenizer": f"{path}/tokenizer.json", "template": "chat_template"}
+    spec = parse(JobSpec, {"name": "j", "sources": [{"path": "x"}], "text": text}, "job spec")
+    picture = io.BytesIO()
+    Picture.new("RGB", (280, 140)).save(picture, "PNG")
+    messages = [{"role": "user", "content": "<image>Hm?"}, {"role": "assistant", "content": "A hen."}]
+    record = Record(key="k", fields={"messages": messages, "image": picture.getvalue()}, load=str.encode)
+    processor = SampleProcessor(spec)
+    row = processor.decode(record, spec.sources[0])
+    assert row.image_grids.tolist() == [[1, 10, 20]]
+    assert row.input_ids.tolist().count(processor.vocabulary.image_token) == 50
