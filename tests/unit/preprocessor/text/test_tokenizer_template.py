@@ -15,7 +15,7 @@ from headrace.errors import SpecError
 from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Image, Role, Sample, Segment, Text, Turn
-from headrace.preprocessor.text import BUNDLED
+from headrace.preprocessor.text import BUNDLED, jinja_environment
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason
@@ -161,7 +161,8 @@ def test_a_job_has_variables_for_its_template(tmp_path: Path) -> None:
         "{% include 'a' %}",
     ],
 )
-def test_a_template_does_nothing_but_write(tmp_path: Path, attempt: str) -> None:
+def test_a_template_does_nothing_but_write(tmp_path: Path, attempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jinja_environment, "MAX_STEPS", 10_000)
     error = refusal(made(tmp_path, attempt + CHATML), chat())
     assert error.reason is Reason.SCHEMA_ERROR
     assert error.detail.startswith("the chat template refuses the conversation: ")
