@@ -16,7 +16,7 @@ from typing import Any
 from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
-from headrace.preprocessor.records.template_fields import no_place
+from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
 from headrace.preprocessor.text.disguise import Disguises
 from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, Steps, TodayUnknownError
@@ -27,9 +27,7 @@ from headrace.preprocessor.text.tokenizer_folder import TokenizerFolder, read_fo
 from headrace.quarantine import BadSampleError, Reason
 from headrace.text_spec import TextSpec
 
-_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
-"""Names that thoughts have in data and in templates; `transformers` gives them to a template under the first two of them."""
-_NOTED = ("tool_calls", *_THOUGHTS)
+_NOTED = ("tool_calls", *THOUGHT_FIELDS)
 """Fields of a message that must not get lost: a template that asks for none of their names refuses the sample."""
 _QUESTION, _ANSWER = "headrace asks", "headrace answers"
 
@@ -86,6 +84,11 @@ class TokenizerTemplate(PromptTemplate):
         for medium, count in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
             media[_kind(medium)].expect(count)
         builder = SequenceBuilder(self.encoder, self._max_tokens)
+        if any(isinstance(segment, Text) and not segment.learnt for segment in sample.segments):
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                "a chat template does not tell where thoughts end: set the mapping's thinking to keep or drop",
+            )
         if sample.turns[0].role is Role.DOCUMENT:
             self._add_document(builder, sample.turns[0], media)
         else:
@@ -162,14 +165,15 @@ class TokenizerTemplate(PromptTemplate):
         return plain.text, worn.text, common_spans(spans, worn.generated) if template.has_generation else spans
 
     def _message(self, turn: Turn) -> dict[str, Any]:
-        """Return a turn as the message that a template gets."""
+        """Return a turn as the message that a template gets; thoughts have the names that `transformers` gives them, too."""
         texts = [segment.text for segment in turn.segments if isinstance(segment, Text)]
-        if self._takes_parts and not (self._takes_strings and len(turn.segments) == len(texts) < 2):
+        one_text = len(turn.segments) == len(texts) and (len(texts) < 2 or turn.role is Role.ASSISTANT)
+        if self._takes_parts and not (self._takes_strings and one_text):
             content: Any = [_part(segment) for segment in turn.segments or [Text(text="")]]
         else:
             content = "".join(texts)
         message = {"role": str(turn.role), "content": content, **turn.extra}
-        thought = next((turn.extra[name] for name in _THOUGHTS if turn.extra.get(name) is not None), None)
+        thought = next((turn.extra[name] for name in THOUGHT_FIELDS if turn.extra.get(name) is not None), None)
         return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
     def _understood(self) -> tuple[bool, bool]:
@@ -266,7 +270,7 @@ def _check_noted(sample: Sample, template: JinjaTemplate) -> None:
         raise no_place("tools", "tools")
     for index, turn in enumerate(sample.turns):
         for name in _NOTED:
-            names = _THOUGHTS if name in _THOUGHTS else (name,)
+            names = THOUGHT_FIELDS if name in THOUGHT_FIELDS else (name,)
             if turn.extra.get(name) is not None and template.constants.isdisjoint(names):
                 raise no_place(f"turn {index}: {name}", name)
 

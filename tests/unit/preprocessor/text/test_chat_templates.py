@@ -333,6 +333,16 @@ def test_only_answers_that_are_to_be_learnt_are(compared: Callable[[str], Compar
     assert template.encoder.decode(learnt) == "Two.<|im_end|>"
 
 
+def test_thoughts_that_a_mapping_makes_words_of_are_those_of_the_field(compared: Callable[[str], Compared]) -> None:
+    messages = [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "5", "reasoning_content": "Hm."}]
+    record = Record(key="k", fields={"messages": messages}, load=str.encode)
+    template = compared("thinking").ours
+    carried, kept = (template.render(to_sample(record, MappingSpec(thinking=word)), []) for word in (None, "keep"))
+    assert carried.input_ids.tolist() == kept.input_ids.tolist()
+    with pytest.raises(BadSampleError, match="set the mapping's thinking to keep or drop"):
+        template.render(to_sample(record, MappingSpec(thinking="mask")), [])
+
+
 def test_a_caption_is_its_text_between_beginning_and_end(compared: Callable[[str], Compared]) -> None:
     caption = to_sample(Record(key="k", fields={"caption": "A <bos> hen.", "image": "i"}, load=str.encode), MappingSpec())
     template = compared("gemma").ours
