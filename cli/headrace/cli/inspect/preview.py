@@ -20,7 +20,8 @@ from headrace.errors import UserError
 from headrace.preprocessor.audio import num_tokens
 from headrace.preprocessor.decoding import Row
 from headrace.preprocessor.job_work import JobWork
-from headrace.preprocessor.text.template import ChatTemplate, load_template
+from headrace.preprocessor.text.sequence import PromptTemplate
+from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import Rejected
 from headrace.sample import LABEL_IGNORED, SampleRef
 from headrace.spec import AudioSpec, ImageSpec
@@ -59,7 +60,7 @@ def write_preview(out: Path, job: PreviewJob, refs: Sequence[SampleRef], *, titl
     return out
 
 
-def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
+def _card(job: PreviewJob, ref: SampleRef, template: PromptTemplate) -> Card:
     row = job.row(ref)
     name = job.sample_name(ref)
     if isinstance(row, Rejected):
@@ -74,7 +75,7 @@ def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
     )
 
 
-def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: ChatTemplate) -> Iterator[Token]:
+def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: PromptTemplate) -> Iterator[Token]:
     """Yield the tokens of a sequence as they are shown, a run of equal media placeholders as one; both arrays are (T,)."""
     media = {template.vocabulary.image_token: "image", template.vocabulary.audio_token: "audio"}
     control = set(template.encoder.control.values())
