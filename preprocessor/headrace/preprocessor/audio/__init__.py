@@ -1,6 +1,7 @@
 """Recordings: header probe, decoding to mono, resampling, and log-mel features.
 
-It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed formats of libsndfile, by content and not by name. With
+It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, by content and
+not by name. With
 or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
@@ -32,7 +33,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from headrace.preprocessor.audio import flac, mp3
+from headrace.preprocessor.audio import flac, mp3, ogg
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
@@ -163,6 +164,7 @@ def _open(data: bytes) -> soundfile.SoundFile:
     """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
+    ogg.check(data)
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
         if file.format == "MP3" and (counted := mp3.with_length(data)) is not data:
@@ -187,9 +189,11 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, "the header gives no length; encode the recording anew")
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
+    seconds = header.frames / header.sample_rate
     if header.frames > spec.max_seconds * header.sample_rate:
-        seconds = header.frames / header.sample_rate
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
+    if header.frames < spec.min_seconds * header.sample_rate:
+        raise BadSampleError(Reason.TOO_SHORT, f"{seconds:.3g} s, shorter than {spec.min_seconds:g} s")
     if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     _check_cost(header, spec)
