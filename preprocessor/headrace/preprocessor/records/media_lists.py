@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import key_path, unused_media
 from headrace.preprocessor.records.draft import MediaKind
-from headrace.preprocessor.records.medium import Medium, medium_of
+from headrace.preprocessor.records.medium import Medium, is_file, medium_of
 from headrace.preprocessor.records.record import Record, schema_error
 
 _KEYS = {MediaKind.IMAGE: ("images", "image"), MediaKind.AUDIO: ("audios", "audio")}
+_FORMAT_KEYS = {MediaKind.IMAGE: ("img", "jpg", "jpeg", "png", "webp"), MediaKind.AUDIO: ("wav", "flac", "mp3", "ogg")}
+"""Columns that are called like the format of the files in them, as in tables made of WebDataset."""
 _EXTENSIONS = {MediaKind.IMAGE: unused_media.IMAGE_EXTENSIONS, MediaKind.AUDIO: unused_media.AUDIO_EXTENSIONS}
 _JPEG = ("jpg", "jpeg")
 
@@ -49,7 +51,7 @@ def list_media(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed | N
     if path in record.members and path not in record.fields:
         return Listed(path=path, media=(path,))
     if path is None:
-        path = next((key for key in _KEYS[kind] if key in record.fields and key not in spec.ignore), None)
+        path = _usual_field(record, kind, spec)
     if path is None:
         return None
     field = key_path.field_of(record.fields, path)
@@ -64,6 +66,11 @@ def list_media(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed | N
     return Listed(
         path=path, field=field, media=tuple(_renamed(item, record, kind) for item in media) if len(media) == 1 else media
     )
+
+
+def _usual_field(record: Record, kind: MediaKind, spec: MappingSpec) -> str | None:
+    there = [key for key in (*_KEYS[kind], *_FORMAT_KEYS[kind]) if key in record.fields and key not in spec.ignore]
+    return next((key for key in there if key in _KEYS[kind] or is_file(record.fields[key])), None)
 
 
 def list_members(record: Record, kind: MediaKind, spec: MappingSpec) -> Listed:

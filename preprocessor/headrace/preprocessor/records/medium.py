@@ -43,6 +43,11 @@ def medium_of(field: str, value: Any) -> Medium:
     raise schema_error(field, "a name or {bytes, path}", value)
 
 
+def is_file(value: Any) -> bool:
+    """Whether a value is the bytes of a file, as they are or under `bytes`."""
+    return isinstance(value.get("bytes") if isinstance(value, Mapping) else value, bytes)
+
+
 def _of_string(field: str, value: str) -> Medium:
     if found := _DATA_URL.match(value):
         if not found[1].lower().endswith("base64"):

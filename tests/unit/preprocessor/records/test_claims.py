@@ -97,7 +97,7 @@ def test_a_picture_of_pnm_is_a_picture() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"jpg": {"bytes": b"x", "path": None}},
+        {"scan": {"bytes": b"x", "path": None}},
         {"img": {"bytes": None, "path": "a.jpg"}},
         {"video": STRUCT},
         {"frames": [STRUCT, STRUCT]},
@@ -211,13 +211,28 @@ def test_a_tar_of_films_and_captions_is_quarantined(write_tar: WriteTar, source:
 
 def test_columns_of_parquet(tmp_path: Path, source: SourceSpec) -> None:
     pq.write_table(
-        pa.Table.from_pylist([{"jpg": {"bytes": b"x", "path": None}, "txt": "a cat", "width": 3}]), tmp_path / "a.parquet"
+        pa.Table.from_pylist([{"scan": {"bytes": b"x", "path": None}, "txt": "a cat", "width": 3}]), tmp_path / "a.parquet"
     )
     with open_shard(str(tmp_path / "a.parquet"), source) as shard:
         with pytest.raises(
-            BadSampleError, match="nothing uses what jpg holds: name it in the mapping's images or audios, or list"
+            BadSampleError, match="nothing uses what scan holds: name it in the mapping's images or audios, or list"
         ):
             to_sample(shard.read(0), source.mapping)
-        kinds = [type(segment) for segment in to_sample(shard.read(0), MappingSpec(images="jpg")).segments]
+        kinds = [type(segment) for segment in to_sample(shard.read(0), MappingSpec(images="scan")).segments]
         assert kinds == [Image, Text]
-        assert [type(segment) for segment in to_sample(shard.read(0), MappingSpec(audios="jpg")).segments] == [Audio, Text]
+        assert [type(segment) for segment in to_sample(shard.read(0), MappingSpec(audios="scan")).segments] == [Audio, Text]
+
+
+@pytest.mark.parametrize(
+    ("column", "kind"), [("img", "Image"), ("jpg", "Image"), ("png", "Image"), ("wav", "Audio"), ("flac", "Audio")]
+)
+def test_a_column_called_like_a_format_holds_such_files(column: str, kind: str) -> None:
+    """As in tables that are made of WebDataset."""
+    for value in (b"x", {"bytes": b"x", "path": None}):
+        assert shown({column: value, "txt": "a cat", "__key__": "1"}) == [kind, "Text"]
+        assert shown({column: value, "txt": "a cat"}, ignore=(column,)) == ["Text"]
+    assert f"which {column} names" in refusal({column: f"a.{'jpg' if kind == 'Image' else 'wav'}", "txt": "a cat"}), (
+        "a name is none"
+    )
+    assert "what png holds" in refusal({"jpg": b"x", "png": b"y", "txt": "a cat"})
+    assert f"what {column} holds" in refusal({column: b"x", ("image" if kind == "Image" else "audio"): b"y", "txt": "a cat"})

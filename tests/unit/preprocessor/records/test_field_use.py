@@ -61,8 +61,9 @@ def uses(item: Record, **mapping: Any) -> dict[str, str]:
             {"messages": "text", "system": "text"},
         ),
         # refused for something else: what the fields would be is not known
-        (record({"verse": "a"}, flac=b"s"), {}, {"verse": "unknown", "flac": "unknown"}),
-        (record({"verse": "a"}, flac=b"s"), {"text": "verse"}, {"verse": "text", "flac": "audios"}),
+        (record({"words": "a"}, flac=b"s"), {}, {"words": "unknown", "flac": "unknown"}),
+        (record({"words": "a"}, flac=b"s"), {"text": "words"}, {"words": "text", "flac": "audios"}),
+        (record({"transcript": "a"}, flac=b"s"), {}, {"transcript": "text", "flac": "audios"}),
     ],
 )
 def test_uses(item: Record, mapping: dict[str, Any], expected: dict[str, str]) -> None:
