@@ -6,7 +6,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.planning import optimum, permutation, quality, scale, speed, stage_splits, unit_replicas
+from benchmarks.planning import optimum, permutation, placing, quality, scale, speed, stage_splits, unit_replicas
 from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
 from headrace.reorder_service.planning import warm_up
@@ -29,6 +29,7 @@ def main() -> None:
         *scale.sections(options.results / "planning-scaling.png", quick=options.quick),
         *optimum.sections(quick=options.quick),
         *permutation.sections(quick=options.quick),
+        *placing.sections(),
     ]
     report = Report(
         benchmark="planning", date=datetime.now(UTC).isoformat(timespec="seconds"), quick=options.quick, sections=sections

@@ -17,9 +17,11 @@ class Reason(StrEnum):
     CORRUPT_MEDIA = "corrupt_media"  # the bytes are not a whole image or recording
     EMPTY_MEDIA = "empty_media"  # no bytes, or no audio frames
     TOO_LARGE = "too_large"  # more pixels or bytes than the limit
+    TOO_SMALL = "too_small"  # an image with a side below the limit
     BAD_ASPECT_RATIO = "bad_aspect_ratio"  # longer side over shorter side beyond the limit
     UNSUPPORTED_MEDIA = "unsupported_media"  # well-formed, in a format that is not supported
     TOO_LONG = "too_long"  # more tokens or seconds than the limit
+    TOO_SHORT = "too_short"  # fewer seconds or tokens to learn than the limit
     ENCODING_ERROR = "encoding_error"  # not valid UTF-8
     SCHEMA_ERROR = "schema_error"  # annotation missing or of the wrong shape
     EMPTY_SAMPLE = "empty_sample"  # nothing to train on

@@ -5,11 +5,9 @@ Users write it as YAML; it is checked here once, and the services exchange it as
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -17,59 +15,17 @@ from headrace import limits
 from headrace.entrain_settings import EntrainSettings
 from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
-from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
-from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR, LLM, Topology
+from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR
+from headrace.source_spec import SourceSpec as SourceSpec
 from headrace.text_spec import TextSpec
+from headrace.topology_spec import TopologySpec
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
-
-
-class SourceSpec(SpecSection):
-    """One data set of the job's mixture, and what to do about its bad samples."""
-
-    path: Annotated[str, Field(max_length=limits.MAX_PATH)]
-    """Folder, file, glob or fsspec URL of WebDataset tar shards, Parquet files or JSONL files."""
-    name: Annotated[str, Field(max_length=limits.MAX_SOURCE_NAME)] = ""
-    """The source's name, the first part of its samples' names; by default the last part of `path`."""
-    weight: Annotated[float, Field(gt=0)] | None = None
-    """Relative share of the source in the mixture. If it is None for all sources, shares follow the sources' sizes, so that an
-    epoch has every sample once; several such sources are indexed completely before the first step. With weights, or with a
-    single source, only the shards that are needed next are indexed."""
-    max_bad: Annotated[int, Field(ge=0)] | None = None
-    """Stop the job once more samples of the source than this have been refused. None: no limit."""
-    max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Stop the job once more than this share of the source's samples has been refused, judged from its 100th sample on. None: no
-    limit."""
-    on_bad: Literal["skip", "substitute"] = "skip"
-    """What replaces a sample that is refused when it is probed. "skip": nothing. "substitute": the next good sample of its shard
-    (after the last row comes the first), which is then consumed one more time. A sample whose damage shows only when it is
-    decoded is skipped in either case."""
-    mapping: MappingSpec = MAPPING_PRESETS["auto"]
-    """How the source's records become samples: the name of a preset, or a mapping."""
-
-    @field_validator("mapping", mode="before")
-    @classmethod
-    def _preset(cls, mapping: Any) -> Any:
-        if not isinstance(mapping, str):
-            return mapping
-        if mapping not in MAPPING_PRESETS:
-            raise ValueError(f"no mapping {mapping!r}; there are {', '.join(MAPPING_PRESETS)}")
-        return MAPPING_PRESETS[mapping]
-
-    @model_validator(mode="after")
-    def _default_name(self) -> Self:
-        if not self.name:
-            object.__setattr__(self, "name", self.path.rstrip("/").rsplit("/", 1)[-1] or "data")
-        if len(self.name) > limits.MAX_SOURCE_NAME:
-            raise ValueError(f"the last part of its path makes a name of {len(self.name)} characters: give it one of at most 255")
-        if "/" in self.name:
-            raise ValueError(f"name {self.name!r} holds a '/', which separates the parts of a sample's name")
-        return self
 
 
 class ImageSpec(SpecSection):
@@ -82,6 +38,8 @@ class ImageSpec(SpecSection):
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
     """Images with more pixels than this are refused as too_large, from their header."""
+    min_source_side: Annotated[int, Field(ge=1)] = 1
+    """Images with a side of fewer pixels than this are refused as too_small, from their header."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
     """Images whose decoding would hold more MiB than this are refused as too_large, from their header: 8 bytes a pixel, 14 for a
     progressive JPEG, 18 for a WebP."""
@@ -112,7 +70,8 @@ class AudioSpec(SpecSection):
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
     """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
     for Whisper's, with which the trainer refuses jobs that allow more."""
-
+    min_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Recordings shorter than this are quarantined as too_short."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
     """Recordings whose decoding would hold more MiB than this are refused as too_large from their header; 600 s of 96 kHz fit."""
 
@@ -127,6 +86,12 @@ class AudioSpec(SpecSection):
         return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
 
     @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.min_seconds > self.max_seconds:
+            raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+        return self
+
+    @model_validator(mode="after")
     def _fits_into_memory(self) -> Self:
         values = self.max_seconds * max(self.sample_rate, self.mel_bins / self.hop_s)
         if values > limits.MAX_SOUND_VALUES:
@@ -135,72 +100,6 @@ class AudioSpec(SpecSection):
                 f"hop_s {self.hop_s:g}, are {values:.0f} values, and at most {limits.MAX_SOUND_VALUES} are taken: lower one"
             )
         return self
-
-
-class TopologySpec(SpecSection):
-    """The pipelines to plan for: data-parallel replicas, microbatches per replica, and pipeline stages per unit."""
-
-    replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
-    microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 4
-    stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = Field(
-        default_factory=lambda: {"encoder": 1, LLM: 3}
-    )
-    """Number of pipeline stages of each unit: of `encoder` (vision and audio together) or of `vision`, `audio` or both, of `llm`,
-    and of `generator` if the job's model has one."""
-    speeds: tuple[Annotated[float, Field(gt=0)], ...] | None = None
-    """Relative speed of each replica. If they differ, replicas get work in proportion, whatever the strategy. None: all equal."""
-
-    @field_validator("stages")
-    @classmethod
-    def _known_units(cls, stages: dict[str, int]) -> dict[str, int]:
-        encoders = set(stages) - {LLM, GENERATOR}
-        if LLM not in stages or encoders not in ({"encoder"}, {"vision"}, {"audio"}, {"vision", "audio"}):
-            raise ValueError(
-                f"must name {LLM!r} and either 'encoder' or one or both of 'vision' and 'audio', and besides at most "
-                f"{GENERATOR!r}, got {sorted(stages)}"
-            )
-        return {unit: stages[unit] for unit in ("encoder", "vision", "audio", LLM, GENERATOR) if unit in stages}
-
-    @model_validator(mode="after")
-    def _a_speed_each(self) -> Self:
-        if self.speeds is not None and len(self.speeds) != self.replicas:
-            raise ValueError(f"speeds must be one for each of {self.replicas} replicas, got {len(self.speeds)}")
-        return self
-
-    @model_validator(mode="after")
-    def _can_be_planned(self) -> Self:
-        self.check_size(self.replicas)
-        return self
-
-    def check_size(self, replicas: int) -> None:
-        """Raise ValueError if so many replicas of a unit are too many to be planned."""
-        stages = sum(self.stages.values())
-        slots = replicas * self.microbatches * stages
-        if slots > limits.MAX_SLOTS:
-            raise ValueError(
-                f"{replicas} replicas x {self.microbatches} microbatches x {stages} stages are {slots}, and at most "
-                f"{limits.MAX_SLOTS} are planned: lower one of them"
-            )
-
-    def changed(
-        self,
-        *,
-        replicas: int | None = None,
-        microbatches: int | None = None,
-        stages: Mapping[str, int] | None = None,
-        speeds: Sequence[float] | None = None,
-    ) -> TopologySpec:
-        """Return a copy with the arguments that are not None in place of the present values. A new number of replicas drops the
-        present speeds. Raises SpecError if the result is not valid."""
-        fields = self.model_dump()
-        if replicas not in (None, self.replicas):
-            fields["speeds"] = None
-        given = {"replicas": replicas, "microbatches": microbatches, "stages": stages, "speeds": speeds}
-        return load_topology_json(json.dumps(fields | {name: value for name, value in given.items() if value is not None}))
-
-    def topology(self) -> Topology:
-        """Return the planner's form of this topology, without its speeds."""
-        return Topology(replicas=self.replicas, microbatches=self.microbatches, stages=dict(self.stages))
 
 
 class JobSpec(SpecSection):
@@ -216,6 +115,8 @@ class JobSpec(SpecSection):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
+    shuffle: bool = True
+    """False: each source gives its shards by name and their samples as they stand in them, in every epoch, as to evaluate."""
     strategy: str = "auto"
     """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans; those in
     which a sample changes its replica between units only if `execution.trainer` is "pipeline"."""
@@ -385,14 +286,6 @@ def parse_spec(document: Any) -> JobSpec:
 def load_spec_json(text: str) -> JobSpec:
     """Return the job spec in the JSON text of `JobSpec.to_json`. Raises SpecError if it is not valid."""
     return parse_json(JobSpec, text, "job spec")
-
-
-def load_topology_json(text: str) -> TopologySpec:
-    """Return the validated topology in JSON text. Raises SpecError if it is not valid."""
-    try:
-        return parse_json(TopologySpec, text, "topology")
-    except SpecError as err:
-        raise SpecError(f"topology: {err}") from err
 
 
 def load_spec_yaml(path: Path) -> JobSpec:

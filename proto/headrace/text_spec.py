@@ -24,3 +24,5 @@ class TextSpec(SpecSection):
     takes recordings only if this is set."""
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] = 32_768
     """Samples with more tokens than this are quarantined as too_long."""
+    min_targets: Annotated[int, Field(ge=0)] = 0
+    """Samples with fewer tokens to learn than this are quarantined as too_short."""

@@ -13,10 +13,13 @@ import numpy.typing as npt
 from headrace.ledger import LedgerEntry, ledger_sha256
 from tests.chaos.processes import Footprint
 
-TOLERANCE = 1e-5
-"""Of a loss, and of a parameter: the norm of what differs, beside its own. Other pipelines add in another order."""
+LOSS_TOLERANCE = 1e-5
+WEIGHT_TOLERANCE = 2e-5
+"""Of a parameter: the norm of what differs, beside its own. Other pipelines add in another order, of which Adam makes the most
+where gradients are smallest: after 16 steps and 24 changes of pipelines the last layer's query weights differ by 0.8e-5 to
+1.6e-5. A step changes them by 4e-2, and one of its samples by a thousandth or more."""
 STEPS_WITHIN = 8
-"""Steps within which parameters keep to it: the differences of further ones add up like steps at random."""
+"""Steps within which parameters keep to that: the differences of further ones add up like steps at random."""
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
 ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
 """The memory: of buffers for the largest microbatch so far, which keeps its size."""
@@ -73,10 +76,10 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
         wrong.append(f"the ledger is another one: {_differing(expected.ledger, found.ledger)}")
     for step, losses in found.losses.items():
         right = expected.losses.get(step, [np.nan])[0]
-        far = [loss for loss in losses if not abs(loss - right) <= TOLERANCE * abs(right)]
+        far = [loss for loss in losses if not abs(loss - right) <= LOSS_TOLERANCE * abs(right)]
         if far:
             wrong.append(f"step {step} has losses {far}, not {right}")
-    tolerance = TOLERANCE * math.sqrt(max(1.0, found.steps / STEPS_WITHIN))
+    tolerance = WEIGHT_TOLERANCE * math.sqrt(max(1.0, found.steps / STEPS_WITHIN))
     left = {name: weight for name, weight in expected.weights.items() if is_whole or name in found.weights}
     wrong += _wrong_weights(left, found.weights, tolerance)
     if not is_whole and len(found.weights) >= len(expected.weights):

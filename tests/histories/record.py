@@ -22,7 +22,7 @@ from headrace.cli.jobs_client import JobsClient
 from headrace.cli.run.processes import ProcessGroup
 from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import ledger_sha256
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from headrace.trainer.loading.session import SessionClient
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.v1.membership_pb2 import Formation, ModelProfile, NodeHello, NodesSpec, UnitLayers

@@ -9,7 +9,7 @@ import redis
 
 from headrace.cli.jobs_client import state_name
 from headrace.reorder_service.store.redis_database import FORMAT
-from headrace.spec import load_topology_json
+from headrace.topology_spec import load_topology_json
 from tests.histories.history import HISTORIES, restore_store
 from tests.histories.record import JOBS, MESSAGES, finish, record
 

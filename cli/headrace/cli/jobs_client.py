@@ -17,7 +17,8 @@ from headrace.message_codec import rejection_value, shard_table
 from headrace.peer_spec import load_peer_spec_json
 from headrace.plan import StepPlan
 from headrace.quarantine import Rejected
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
+from headrace.topology_spec import TopologySpec
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 
 STREAM_TIMEOUT_S = 300.0

@@ -21,7 +21,7 @@ from headrace.preprocessor import audio, image
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
 from headrace.preprocessor.text.template import TokenSequence, load_template
-from headrace.quarantine import Rejected
+from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec
 
@@ -137,6 +137,7 @@ class SampleProcessor:
         self.vocabulary = self._template.vocabulary
         self._image = spec.image
         self._audio = spec.audio
+        self._min_targets = spec.text.min_targets
 
     def load(self, record: Record, source: SourceSpec) -> LoadedSample:
         """Read a record's media files into memory. Raises BadSampleError."""
@@ -146,7 +147,10 @@ class SampleProcessor:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
-        return Sizes(sequence=self._render(loaded.sample, grids, frames), grids=grids, mel_frames=frames)
+        sequence = self._render(loaded.sample, grids, frames)
+        if sequence.num_targets < self._min_targets:
+            raise BadSampleError(Reason.TOO_SHORT, f"{sequence.num_targets} tokens to learn, fewer than {self._min_targets}")
+        return Sizes(sequence=sequence, grids=grids, mel_frames=frames)
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
         """Read a record and decode its media into newly allocated arrays. Raises BadSampleError."""

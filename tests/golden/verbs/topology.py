@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from headrace.v1.jobs_pb2 import TopologyRequest
 from tests.golden.world import World
 

@@ -17,6 +17,7 @@ from headrace.errors import SpecError
 from headrace.preprocessor.decoding import Row, SampleProcessor, SizedSample, probe_of
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import load_encoder
+from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import SCHEMA
 from headrace.spec import JobSpec, SourceSpec, parse_spec
 
@@ -150,3 +151,18 @@ def test_numbers_of_another_model_family(shards: list[Path], source: SourceSpec)
 def test_wrong_tokenizer_is_the_specs_fault() -> None:
     with pytest.raises(SpecError, match=r"text\.tokenizer"):
         SampleProcessor(with_spec(text={"tokenizer": "/no/such.json"}))
+
+
+def test_a_sample_with_too_little_to_learn_is_refused(write_tar: Callable[..., Path], source: SourceSpec) -> None:
+    with open_shard(str(write_tar({"k.txt": b"one two three"})), source) as shard:
+        record = shard.read(0)
+
+    def least(count: int) -> SampleProcessor:
+        return SampleProcessor(parse_spec({"name": "j", "sources": [{"path": "/x"}], "text": {"min_targets": count}}))
+
+    loaded = least(0).load(record, source)
+    targets = least(0).size(loaded).sequence.num_targets
+    assert least(targets).size(loaded).sequence.num_targets == targets
+    with pytest.raises(BadSampleError, match=f"{targets} tokens to learn, fewer than {targets + 1}") as caught:
+        least(targets + 1).size(loaded)
+    assert caught.value.reason is Reason.TOO_SHORT

@@ -11,7 +11,8 @@ import pytest
 from headrace.errors import SpecError
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
-from headrace.spec import load_spec_json, load_topology_json, parse_spec
+from headrace.spec import load_spec_json, parse_spec
+from headrace.topology_spec import load_topology_json
 
 JOB: dict[str, Any] = {"name": "j", "sources": [{"path": "/data"}], "strategy": "orchmllm"}
 

@@ -12,7 +12,8 @@ from headrace.errors import SpecError
 from headrace.message_codec import rejection_value
 from headrace.peer_spec import SAMPLE_FIELDS, load_peer_spec_json, load_stored_json
 from headrace.quarantine import Reason
-from headrace.spec import JobSpec, TopologySpec, load_spec_json, parse_spec
+from headrace.spec import JobSpec, load_spec_json, parse_spec
+from headrace.topology_spec import TopologySpec
 from headrace.v1.common_pb2 import Rejection
 
 SPEC = parse_spec({"name": "j", "sources": [{"path": "/d"}], "topology": {"replicas": 2}})

@@ -16,7 +16,8 @@ from headrace.message_codec import rejection_message, rejection_value
 from headrace.observability.logs import TextFormatter, pairs
 from headrace.printable import printable, sendable
 from headrace.quarantine import MAX_DETAIL, Reason, Rejected
-from headrace.spec import load_spec_json, load_spec_yaml, load_topology_json, parse_spec
+from headrace.spec import load_spec_json, load_spec_yaml, parse_spec
+from headrace.topology_spec import load_topology_json
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()))  # lone surrogates too
 

@@ -125,6 +125,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"audio": {"mel_bins": 10**6}}, "audio.mel_bins", "less than or equal to 1024"),
     ({"audio": {"hop_s": 1e-9}}, "audio.hop_s", "greater than or equal to 0.001"),
     ({"audio": {"window_s": 100}}, "audio.window_s", "less than or equal to 1"),
+    ({"audio": {"max_seconds": 5, "min_seconds": 6}}, "audio", "min_seconds (6) is above max_seconds (5)"),
     ({"audio": {"max_seconds": 1e9}}, "audio.max_seconds", "less than or equal to 86400"),
     ({"audio": {"max_seconds": 20_000, "sample_rate": 48_000}}, "audio", "960000000 values, and at most 268435456"),
     ({"text": {"max_tokens": 10**9}}, "text.max_tokens", "less than or equal to 16777216"),

@@ -187,9 +187,11 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, "the header gives no length; encode the recording anew")
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
+    seconds = header.frames / header.sample_rate
     if header.frames > spec.max_seconds * header.sample_rate:
-        seconds = header.frames / header.sample_rate
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
+    if header.frames < spec.min_seconds * header.sample_rate:
+        raise BadSampleError(Reason.TOO_SHORT, f"{seconds:.3g} s, shorter than {spec.min_seconds:g} s")
     if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     _check_cost(header, spec)

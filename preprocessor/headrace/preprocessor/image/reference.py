@@ -78,11 +78,16 @@ def decode(data: bytes, spec: ImageSpec, scale: int = 1) -> NDArray[np.uint8]:
 
 
 def check_limits(width: int, height: int, spec: ImageSpec) -> None:
-    """Check an image's size against the spec. Raises BadSampleError with corrupt_media, too_large or bad_aspect_ratio."""
+    """Check an image's size against the spec.
+
+    Raises BadSampleError with corrupt_media, too_large, too_small or bad_aspect_ratio.
+    """
     if width < 1 or height < 1:
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"the header says {width}x{height} pixels")
     if width * height > spec.max_source_pixels:
         raise BadSampleError(Reason.TOO_LARGE, f"{width}x{height} pixels, more than {spec.max_source_pixels}")
+    if min(width, height) < spec.min_source_side:
+        raise BadSampleError(Reason.TOO_SMALL, f"{width}x{height} pixels, a side below {spec.min_source_side}")
     if max(width, height) > spec.max_aspect_ratio * min(width, height):
         raise BadSampleError(Reason.BAD_ASPECT_RATIO, f"{width}x{height} pixels, beyond {spec.max_aspect_ratio:g}:1")
 

@@ -286,8 +286,15 @@ class _CachedBlob(Blob):
 
         Raises ValueError after `close`.
         """
+        return self._present().pread(offset, size)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return the same as `pread`, mapped into memory; see `Blob.view`. Evicted, it keeps its space while it is referenced."""
+        return self._present().view(offset, size)
+
+    def _present(self) -> Blob:
         self.let_go_if_evicted()
-        held = self._held  # this reference keeps the file open for the read, even if another thread lets go of it
+        held = self._held  # the caller's reference keeps the file open, even if another thread lets go of it
         if held is None:
             if self._closed:
                 raise ValueError(f"{self._file.url} is closed")
@@ -295,12 +302,11 @@ class _CachedBlob(Blob):
         elif time.monotonic() - self._stamped_s > _STAMP_S:
             self._stamped_s = time.monotonic()
             self._cache.stamp(self._file)
-        return held.pread(offset, size)
+        return held
 
     def arrow_file(self) -> pa.NativeFile:
-        """Return a file over the cached file itself, which stays readable after an eviction, or over the blob."""
-        held = self._held
-        return held.arrow_file() if isinstance(held, LocalBlob) else super().arrow_file()
+        """Return a file over the cached file, which keeps its space while it is open, or over the file on its server."""
+        return self._present().arrow_file()
 
     def let_go_if_evicted(self) -> None:
         """Close the file if it has been evicted, so that the disk gets its space back."""

@@ -22,7 +22,7 @@ from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.finished_jobs import JobNote, Summary
 from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import stream_method, unary_method
-from headrace.spec import load_topology_json
+from headrace.topology_spec import load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
 

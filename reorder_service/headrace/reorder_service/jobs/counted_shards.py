@@ -72,8 +72,9 @@ class CountedShards:
             SourceShards(name=source.name, shards=np.flatnonzero(self.shards.sources == s), weight=source.weight)
             for s, source in enumerate(self._spec.sources)
         ]
+        spec = self._spec
         return GlobalOrder(
-            sources, self.num_rows, seed=self._spec.seed, shuffle_shards=self._spec.shuffle_shards, changes=changes
+            sources, self.num_rows, seed=spec.seed, shuffle_shards=spec.shuffle_shards, shuffle=spec.shuffle, changes=changes
         )
 
 

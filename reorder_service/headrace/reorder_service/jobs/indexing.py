@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from headrace.manifest import UNCOUNTED
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import Ask, Manifest
 from headrace.reorder_service.jobs.work_orders import WorkKind
@@ -22,13 +23,18 @@ class Indexing:
         self._ask = ask
         self._on_counted = on_counted
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._first: list[int] | None = None
 
     def go_on(self, group: asyncio.TaskGroup, step: int) -> None:
         """Begin to count the shards that come next on the way to `step`, and of BLOCKS_AHEAD blocks more, as tasks of the group.
 
-        Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
+        The first block of each source is counted alone: remote shards are downloaded to be counted, and a job that begins waits
+        for these. Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
         """
-        for place, shard in enumerate(self._batches.to_count(step, BLOCKS_AHEAD)):
+        if self._first is None:
+            self._first = self._batches.to_count(step)
+        first = [shard for shard in self._first if self._manifest.num_rows[shard] == UNCOUNTED]
+        for place, shard in enumerate(first or self._batches.to_count(step, BLOCKS_AHEAD)):
             if shard not in self._tasks:
                 self._tasks[shard] = group.create_task(self._count(shard, (step, WorkKind.INDEX, place)))
 

@@ -30,7 +30,8 @@ from headrace.reorder_service.jobs.window import bytes_ahead, has_room
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
 from headrace.reorder_service.store.store_retry import STORE_RETRY_S
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
+from headrace.topology_spec import TopologySpec
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.reorder_service.store.state import JobRecord
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
+from headrace.topology_spec import TopologySpec
 
 PLANNING_SHARE = 0.8  # of a service's memory that one job's planning may take
 SLOT_BYTES, SAMPLE_BYTES = 820, 1_024  # of a plan's simulation, and of a sample planned ahead: the figures of headrace.limits

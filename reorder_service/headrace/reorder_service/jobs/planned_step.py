@@ -32,8 +32,9 @@ from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, plan_for_pipelines, shares_of
 from headrace.reorder_service.store.progress import Amounts, Delivered, StepRecord
 from headrace.sample import Probe, SampleRef, decoded_bytes
-from headrace.spec import JobSpec, TopologySpec
+from headrace.spec import JobSpec
 from headrace.ticket import part_of
+from headrace.topology_spec import TopologySpec
 
 _T = TypeVar("_T")
 

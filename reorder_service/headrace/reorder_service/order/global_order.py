@@ -1,7 +1,8 @@
 """The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
 
 In each epoch the shards of a source are shuffled and cut into blocks of `shuffle_shards`, and the samples of a block are shuffled
-together. order.mixture mixes the sources. Both allow random access, so a resumed job computes nothing twice.
+together; without shuffling, shards and rows stay in the order of the manifest. order.mixture mixes the sources. Both allow random
+access, so a resumed job computes nothing twice.
 
 The order of the shards depends on nothing of their content but their number, and a place in the first epoch only on the rows of
 the blocks up to its own. So shards are counted block by block as places are asked for: `to_count` says which are needed. What is
@@ -58,11 +59,12 @@ def _key(*parts: object) -> int:
 class SourceOrder:
     """The order of one source's samples over its endless epochs."""
 
-    def __init__(self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int) -> None:
+    def __init__(self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int, shuffle: bool) -> None:
         """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known, as for GlobalOrder."""
         self._source = source
         self._num_rows = num_rows
         self._seed = seed
+        self._shuffle = shuffle
         self._shuffle_shards = shuffle_shards
         self._first = self._shuffled(0)
         self._ends = np.zeros(-(-len(self._first) // shuffle_shards), np.int64)  # end of each block of epoch 0, in samples
@@ -129,6 +131,8 @@ class SourceOrder:
 
     def _shuffled(self, epoch: int) -> Int64:
         """Return the source's shards in the order of an epoch."""
+        if not self._shuffle:
+            return self._source.shards
         order = permutation(len(self._source.shards), _key(self._seed, self._source.name, epoch))
         return self._source.shards[order]
 
@@ -145,6 +149,8 @@ class SourceOrder:
         counts = self._num_rows[members]
         shards = np.repeat(members, counts)
         rows = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+        if not self._shuffle:
+            return shards, rows
         order = permutation(len(shards), _key(self._seed, self._source.name, epoch, block))
         return shards[order], rows[order]
 
@@ -159,14 +165,17 @@ class GlobalOrder:
         *,
         seed: int,
         shuffle_shards: int,
+        shuffle: bool = True,
         changes: Sequence[tuple[int, Weights]] = (),
     ) -> None:
         """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known; its owner fills it in over time.
-        `changes`: (place, weights of all sources from there on) each.
+        `shuffle`: False keeps shards and rows in order. `changes`: (place, weights of all sources from there on) each.
 
         Raises ValueError where a source has no sample, or weights are invalid.
         """
-        self._orders = [SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards) for source in sources]
+        self._orders = [
+            SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle=shuffle) for source in sources
+        ]
         self._changes = changes
         self._mixture: Mixture | None = None
         if len(sources) == 1 or all(source.weight for source in sources):
@@ -228,9 +237,10 @@ class GlobalOrder:
         assert self._mixture is not None
         sources, positions = self._mixture.positions(start, stop).T
         shards, rows = np.empty_like(positions), np.empty_like(positions)
-        for source, order in enumerate(self._orders):
-            of_source = np.flatnonzero(sources == source)
-            shards[of_source], rows[of_source] = order.at(positions[of_source])
+        by_source = np.argsort(sources, kind="stable")
+        giving, begins = np.unique(sources[by_source], return_index=True)
+        for source, of_source in zip(giving.tolist(), np.split(by_source, begins)[1:], strict=True):
+            shards[of_source], rows[of_source] = self._orders[source].at(positions[of_source])
         return [
             SampleRef(sample_id=place, shard=shard, row=row)
             for place, shard, row in zip(range(start, stop), shards.tolist(), rows.tolist(), strict=True)

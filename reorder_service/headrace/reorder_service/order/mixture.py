@@ -107,13 +107,14 @@ def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int6
 def _due(shares: npt.NDArray[np.float64], start: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the first position of each source to look at, and (n, 2) source and position from there on, as they are due.
 
-    Before place g a source of share p has given p * g samples, give or take 1/2 + p (n - 2) / 2 with n sources. So merging the
-    samples due around there finds the exact counts without walking from place 0.
+    When the sample at place g is due, a source of share p has given p * t samples, rounded, at a time t that is at most half the
+    number n of sources from g, as n roundings add up to that. So it has given p * g samples, give or take 1/2 + p * n / 2, and
+    merging the samples due around there, 2 n or so, finds the exact counts without walking from place 0.
     """
-    margin = len(shares) + 1
-    first = np.maximum(0, np.floor(shares * start).astype(np.int64) - margin)
+    margins = np.ceil(shares * (len(shares) / 2)).astype(np.int64) + 2
+    first = np.maximum(0, np.floor(shares * start).astype(np.int64) - margins)
     giving = np.flatnonzero(shares)
-    lengths = (shares[giving] * stop).astype(np.int64) + margin + 1 - first[giving]
+    lengths = (shares[giving] * stop).astype(np.int64) + margins[giving] + 1 - first[giving]
     source = np.repeat(giving, lengths)
     position = np.arange(len(source)) + np.repeat(first[giving] - (np.cumsum(lengths) - lengths), lengths)
     order = np.lexsort((position, source, (position + 0.5) / shares[source]))

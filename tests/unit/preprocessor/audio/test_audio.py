@@ -125,6 +125,8 @@ def test_limits() -> None:
     assert audio.probe(encoded(np.zeros(400), 16_000), SPEC) == 2
     assert refusal(encoded(np.zeros(16_001), 16_000), AudioSpec(max_seconds=1)) is Reason.TOO_LONG
     assert audio.probe(encoded(np.zeros(16_000), 16_000), AudioSpec(max_seconds=1)) == 100
+    assert refusal(encoded(np.zeros(15_999), 16_000), AudioSpec(min_seconds=1)) is Reason.TOO_SHORT
+    assert audio.probe(encoded(np.zeros(16_000), 16_000), AudioSpec(min_seconds=1)) == 100
     assert refusal(encoded(np.zeros(400_000), 400_000)) is Reason.UNSUPPORTED_MEDIA
 
 

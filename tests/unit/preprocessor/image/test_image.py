@@ -191,6 +191,9 @@ def test_multi_picture_jpeg_is_its_first_picture() -> None:
 def test_limits() -> None:
     assert refusal(b"") is Reason.EMPTY_MEDIA
     assert refusal(encoded(noise(201, 1), "PNG")) is Reason.BAD_ASPECT_RATIO
+    for kind in ("PNG", "JPEG"):
+        assert refusal(encoded(noise(40, 31), kind), ImageSpec(min_source_side=32)) is Reason.TOO_SMALL
+        assert image.probe(encoded(noise(40, 32), kind), ImageSpec(min_source_side=32)).patches > 0
     assert image.probe(encoded(noise(200, 1), "PNG"), SPEC).patches > 0
     assert refusal(encoded(noise(50, 50), "WEBP"), ImageSpec(max_source_pixels=2499)) is Reason.TOO_LARGE
     assert refusal(encoded(noise(50, 50), "WEBP", lossless=True), ImageSpec(max_source_pixels=2499)) is Reason.TOO_LARGE

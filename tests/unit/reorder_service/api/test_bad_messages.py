@@ -13,7 +13,7 @@ import pytest
 from google.protobuf.message import Message
 
 from headrace import admission
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from headrace.v1 import fleet_pb2, jobs_pb2, membership_pb2, membership_pb2_grpc, payload_pb2, sessions_pb2
 from headrace.v1.common_pb2 import Rejection
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports

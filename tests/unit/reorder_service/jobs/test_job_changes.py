@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import ConflictError, SpecError, SupersededError, UserError
 from headrace.execution_spec import ExecutionSpec, UnitExecution
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from tests.unit.reorder_service.job_world import Preprocessor, Start, commit, consume, names, submit, told_step, until
 
 

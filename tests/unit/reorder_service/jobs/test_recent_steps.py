@@ -11,7 +11,7 @@ from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs import cursor
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from tests.unit.reorder_service.job_world import Start, consume, submit, until
 
 

@@ -11,7 +11,7 @@ from headrace.errors import NotFoundError, SupersededError
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.rewriting import Loss, write_again
 from headrace.reorder_service.jobs.sessions import Session
-from headrace.spec import TopologySpec
+from headrace.topology_spec import TopologySpec
 from tests.unit.reorder_service.job_world import Preprocessor, Start, commit, consume, names, submit, until
 
 KEYS = {"headrace:{job}:" + what for what in ("job", "ledger", "quarantine", "window", "corrections")}

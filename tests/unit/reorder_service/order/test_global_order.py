@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,13 @@ from headrace.sample import SampleRef
 Rows = list[list[int]]
 
 
-def make_order(rows: Rows, weights: list[float] | None = None, *, seed: int = 0, shuffle_shards: int = 4) -> GlobalOrder:
+def make_order(rows: Rows, weights: list[float] | None = None, **settings: Any) -> GlobalOrder:
     """Sources whose shards hold the given numbers of rows; the manifest lists them one after another."""
-    return growing_order(rows, np.array([count for counts in rows for count in counts]), weights, seed, shuffle_shards)
+    return growing_order(rows, np.array([count for counts in rows for count in counts]), weights, **settings)
 
 
 def growing_order(
-    rows: Rows, num_rows: Int64, weights: list[float] | None = None, seed: int = 0, shuffle_shards: int = 4, changes: tuple = ()
+    rows: Rows, num_rows: Int64, weights: list[float] | None = None, seed: int = 0, shuffle_shards: int = 4, **settings: Any
 ) -> GlobalOrder:
     """The same of shards whose rows are in `num_rows`, as far as they are counted."""
     sources, first = [], 0
@@ -29,7 +30,7 @@ def growing_order(
         shards = np.arange(first, first + len(counts))
         sources.append(SourceShards(name=f"source-{n}", shards=shards, weight=weights[n] if weights else None))
         first += len(counts)
-    return GlobalOrder(sources, num_rows, seed=seed, shuffle_shards=shuffle_shards, changes=changes)
+    return GlobalOrder(sources, num_rows, seed=seed, shuffle_shards=shuffle_shards, **settings)
 
 
 def places(refs: list[SampleRef]) -> list[tuple[int, int]]:
@@ -124,6 +125,19 @@ def test_the_shuffle_stays_within_a_block_of_shards_and_shards_are_shuffled_too(
     assert blocks != [{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 10, 11}]
     rows = [row for _, row in places(order.refs(0, 30))]
     assert rows != sorted(rows)
+
+
+@given(some_rows, st.integers(1, 7), st.integers(0, 100))
+def test_without_shuffling_every_epoch_is_in_the_order_of_the_manifest(rows: Rows, shuffle_shards: int, start: int) -> None:
+    order = make_order(rows, shuffle_shards=shuffle_shards, shuffle=False)
+    owner = source_of(rows)
+    by_source: dict[int, list[tuple[int, int]]] = {}
+    for shard, n in enumerate(n for counts in rows for n in counts):
+        by_source.setdefault(owner[shard], []).extend((shard, row) for row in range(n))
+    for epoch in range(2):
+        found = places(order.refs(epoch * order.num_samples(1), (epoch + 1) * order.num_samples(1)))
+        assert {source: [place for place in found if owner[place[0]] == source] for source in by_source} == by_source
+    assert places(order.refs(start, start + 1))[0] == places(order.refs(0, start + 1))[-1]
 
 
 def test_seeds_and_epochs_give_different_orders() -> None:

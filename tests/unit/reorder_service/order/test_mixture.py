@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,20 @@ def test_places_are_the_inverse_of_positions(made: tuple[Mixture, int, list[int]
     mixture, _, _ = made
     for place, (source, position) in enumerate(mixture.positions(0, 400)):
         assert mixture.place(source, position) == place
+
+
+@given(st.integers(1, 150), st.floats(0, 3), st.integers(0, 10**9), st.integers(1, 300))
+def test_many_uneven_sources_give_their_samples_as_they_are_due(number: int, skew: float, start: int, length: int) -> None:
+    weights = np.arange(1, number + 1, dtype=np.float64) ** -skew
+    shares = weights / weights.sum()
+    mixture = Mixture(weights.tolist())
+    before = mixture.given(start)
+    later = [(source, before[source] + n) for source in range(number) for n in range(length)]
+    later.sort(key=lambda sample: ((sample[1] + 0.5) / shares[sample[0]], sample))
+    assert mixture.positions(start, start + length).tolist() == [list(sample) for sample in later[:length]]
+    assert before.sum() == start
+    first_source, first_position = later[0]
+    assert all((before - 0.5) / shares <= (first_position + 0.5) / shares[first_source])
 
 
 def test_shares_hold_in_every_part_of_the_job() -> None:

@@ -11,7 +11,8 @@ from headrace.errors import ConflictError, UnavailableError
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.redis_database import FORMAT, Database
 from headrace.reorder_service.store.state import StateStore
-from headrace.spec import TopologySpec, parse_spec
+from headrace.spec import parse_spec
+from headrace.topology_spec import TopologySpec
 from tests.redis_server import RedisServer
 from tests.unit.reorder_service.job_world import consume, end, names, submit, until
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from headrace.errors import SpecError, UserError
 from headrace.execution_spec import ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
-from headrace.spec import JobSpec, TopologySpec, parse_spec
+from headrace.spec import JobSpec, parse_spec
+from headrace.topology_spec import TopologySpec
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
 
 TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
