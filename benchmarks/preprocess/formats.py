@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from benchmarks.preprocess.inputs import large_photos
 from benchmarks.preprocess.meter import Reading, most_memory_bytes, read_bytes
 from benchmarks.preprocess.services import LONGEST_S, measure, services, trainer_command
 from benchmarks.preprocess.workload import GLOBAL_BATCH, captions, job_spec, write_shards
-from benchmarks.report import Rival, Row, Section, at_least, at_most
+from benchmarks.report import Goal, Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
 
 SHARDS = 6
@@ -31,7 +32,6 @@ PIXELS = 224 * 224
 PREPROCESSORS = (("--threads", "1"), ("--threads", "1"))
 TAR, DATASETS, ONE_GROUP = "tar", "Parquet, 100 MB a row group", "Parquet, one row group a file"
 RATE_GOAL, MEMORY_GOAL, BYTES_GOAL = 0.8, 1.5, 1.2
-_MIB = 1 << 20
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _SCHEMA = pa.schema([("image", _IMAGE), ("txt", pa.string())])
 
@@ -49,6 +49,9 @@ class _Epoch:
     """By system calls, less what the cache's files hold: no less than was read of the data set, as some rows are read twice."""
     memory_bytes: int
     """At most, of the larger one; shared memory included."""
+
+
+_Figure = Callable[[_Epoch], float]
 
 
 def sections(folder: Path, *, rounds: int, quick: bool) -> list[Section]:
@@ -74,35 +77,47 @@ def sections(folder: Path, *, rounds: int, quick: bool) -> list[Section]:
 
 
 def _compared(title: str, ours: Sequence[_Epoch], tar: Sequence[_Epoch]) -> Section:
-    pairs = list(zip(ours, tar, strict=True))
-    rates = [one.reading.rate / other.reading.rate for one, other in pairs]
-    memory = [one.memory_bytes / other.memory_bytes for one, other in pairs]
-    read = [one.read_bytes / other.read_bytes for one, other in pairs]
-    middle = len(pairs) // 2
-    rates_detail = (
-        f"rounds: {_list(rates)}; from submission to the first batch {ours[0].first_s:.1f} s, tar {tar[0].first_s:.1f} s"
-    )
+    detail = f"from submission to the first batch {_middle(ours, _first_s):.1f} s, tar {_middle(tar, _first_s):.1f} s"
     rows = [
-        Row(name="samples/s, over those of tar", value=sorted(rates)[middle], goal=at_least(RATE_GOAL), detail=rates_detail),
-        Row(name="peak memory of a preprocessor, over that of tar", value=sorted(memory)[middle], goal=at_most(MEMORY_GOAL)),
-        Row(name="bytes read of the data set, over those of tar", value=sorted(read)[middle], goal=at_most(BYTES_GOAL)),
-        Row(name="samples/s", value=ours[0].reading.rate, unit="/s", rival=Rival(value=tar[0].reading.rate, source=TAR)),
-        Row(
-            name="peak memory (VmHWM)",
-            value=ours[0].memory_bytes / _MIB,
-            unit="MiB",
-            rival=Rival(value=tar[0].memory_bytes / _MIB, source=TAR),
-        ),
-        Row(
-            name="read a sample",
-            value=ours[0].read_bytes / ours[0].samples / 1e6,
-            unit="MB",
-            rival=Rival(value=tar[0].read_bytes / tar[0].samples / 1e6, source=TAR),
-            detail="rchar of both preprocessors, less what the cache's files hold",
-        ),
+        _ratio("samples/s, over those of tar", ours, tar, _rate, at_least(RATE_GOAL), detail),
+        _ratio("peak memory of a preprocessor, over that of tar", ours, tar, _memory_mib, at_most(MEMORY_GOAL)),
+        _ratio("bytes read of the data set, over those of tar", ours, tar, _read_mb, at_most(BYTES_GOAL)),
     ]
+    for name, unit, figure, how in (
+        ("samples/s", "/s", _rate, ""),
+        ("peak memory (VmHWM)", "MiB", _memory_mib, ""),
+        ("read a sample", "MB", _read_mb, "rchar of both preprocessors, less what the cache's files hold"),
+    ):
+        rival = Rival(value=_middle(tar, figure), source=TAR)
+        rows.append(Row(name=name, value=_middle(ours, figure), unit=unit, rival=rival, detail=how))
     how = f"{ours[0].samples:,} pictures of 0.6 megapixels, {PIXELS:,} delivered, an epoch from an empty cache"
-    return Section(title=f"{title}, beside tar: {how}; two cores", rows=rows)
+    return Section(title=f"{title}, beside tar: {how}; two cores; medians", rows=rows)
+
+
+def _ratio(name: str, ours: Sequence[_Epoch], tar: Sequence[_Epoch], figure: _Figure, goal: Goal, detail: str = "") -> Row:
+    ratios = [figure(one) / figure(other) for one, other in zip(ours, tar, strict=True)]
+    rounds = f"rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
+    return Row(name=name, value=median(ratios), goal=goal, detail=f"{rounds}; {detail}" if detail else rounds)
+
+
+def _middle(epochs: Sequence[_Epoch], figure: _Figure) -> float:
+    return median(map(figure, epochs))
+
+
+def _rate(epoch: _Epoch) -> float:
+    return epoch.reading.rate
+
+
+def _first_s(epoch: _Epoch) -> float:
+    return epoch.first_s
+
+
+def _memory_mib(epoch: _Epoch) -> float:
+    return epoch.memory_bytes / (1 << 20)
+
+
+def _read_mb(epoch: _Epoch) -> float:
+    return epoch.read_bytes / epoch.samples / 1e6
 
 
 def _deliver(data: Path, cache: Path, num_samples: int) -> _Epoch:
@@ -161,7 +176,3 @@ def _write_parquet(folder: Path, num_shards: int, rows: int, group: int, **optio
                 images = [{"bytes": picture, "path": f"{left - at}.jpg"} for at, (picture, _) in enumerate(taken)]
                 writer.write_table(pa.table([pa.array(images, _IMAGE), [text.decode() for _, text in taken]], schema=_SCHEMA))
                 left -= len(taken)
-
-
-def _list(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:.2f}" for value in values)

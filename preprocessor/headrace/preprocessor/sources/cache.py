@@ -305,9 +305,8 @@ class _CachedBlob(Blob):
         return held
 
     def arrow_file(self) -> pa.NativeFile:
-        """Return a file over the cached file itself, which stays readable after an eviction, or over the blob."""
-        held = self._held
-        return held.arrow_file() if isinstance(held, LocalBlob) else super().arrow_file()
+        """Return a file over the cached file, which keeps its space while it is open, or over the file on its server."""
+        return self._present().arrow_file()
 
     def let_go_if_evicted(self) -> None:
         """Close the file if it has been evicted, so that the disk gets its space back."""
