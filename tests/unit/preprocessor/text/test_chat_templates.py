@@ -139,7 +139,8 @@ def sample_of(messages: list[dict[str, Any]], tools: Any = None) -> Sample:
     kinds = [part["type"] for message in messages if isinstance(message["content"], list) for part in message["content"]]
     media = {f"{kind}s": [kind] * kinds.count(kind) for kind in ("image", "audio") if kind in kinds}
     fields = {"messages": messages, "tools": tools, **media}
-    mapping = MappingSpec(image_placeholder="[image]", audio_placeholder="[audio]", ignore=("<|AUDIO|>", "<image>"))
+    special = tuple(token for family in FAMILIES.values() for token in family.special)  # text, here
+    mapping = MappingSpec(image_placeholder="[image]", audio_placeholder="[audio]", ignore=special)
     return to_sample(Record(key="k", fields=fields, load=str.encode), mapping)
 
 
