@@ -92,7 +92,14 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 		--no-emit-find-links --no-emit-trusted-host --output-file constraints.txt pyproject.toml
 	@sed -i -e 's/+cpu$$//' -e '/^headrace @/d' constraints.txt
 
+layouts: setup  ## write test data with other libraries, read them with their own readers, and store both (half an hour the first time)
+	@$(BIN)/python -m tests.layouts.storing
+	@$(BIN)/python -m tests.layouts
+
+layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored layouts now
+	@$(BIN)/python -m tests.layouts
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs

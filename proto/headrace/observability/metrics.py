@@ -54,6 +54,11 @@ DECODED_BYTES = Counter("headrace_preprocessor_decoded_bytes_total", "Payload of
 SAMPLES_REJECTED = Counter(
     "headrace_preprocessor_samples_rejected_total", "Samples and shards found damaged.", ["reason"], registry=PREPROCESSOR
 )
+TOKENS_DISARMED = Counter(
+    "headrace_preprocessor_tokens_disarmed_total",
+    "Names of special tokens in texts that were probed; they are text there.",
+    registry=PREPROCESSOR,
+)
 ORDERS_FAILED = Counter(
     "headrace_preprocessor_orders_failed_total", "Orders that could not be carried out here.", registry=PREPROCESSOR
 )

@@ -8,17 +8,19 @@ in a record without being used. Media are recognised by their values if these ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
 # Formats that no decoder takes are listed too, so that such a sample is refused by name.
-IMAGE_EXTENSIONS = frozenset(
-    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg", "ppm", "pgm", "pbm", "pnm")
-)
-AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma", "amr"))
+IMAGE_EXTENSIONS = frozenset((
+    "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "j2k", "svg", "ppm", "pgm", "pbm", "pnm",
+    "pfm",
+))  # fmt: skip
+AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aif", "aiff", "caf", "m4a", "aac", "wma", "amr"))
 _VIDEO_EXTENSIONS = frozenset(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "wmv", "flv", "pdf"))
 _KINDS = {"image": IMAGE_EXTENSIONS, "audio": AUDIO_EXTENSIONS, "video": _VIDEO_EXTENSIONS}
 # Extensions of members that describe a sample and are not part of it; a member with any other one is taken for a medium.
@@ -27,7 +29,11 @@ _NOTES = frozenset((
     "yml", "url", "lang", "license", "log", "cls", "cls2", "class", "count", "index", "inx", "idx", "id", "key", "len", "score",
     "md5", "sha1", "sha256",
 ))  # fmt: skip
-_PLACEHOLDERS = re.compile(r"<video>|<\|video(?:_pad)?\|>|<ImageHere>|<image_placeholder>|<\|AUDIO\|>")
+_PLACEHOLDERS = re.compile(
+    r"<(?:video|speech|sound|ImageHere|image_placeholder|start_of_image|image_soft_token|image[ _][0-9]{1,2})>"
+    r"|<\|(?:image|video|audio)(?:_[0-9]{1,2})?\|>|<\|vision_start\|><\|image_pad\|>|<\|video_pad\|>|<\|AUDIO\|>"
+    r"|\[IMG\](?!\s*(?:\w+:|/))"  # not the one of forums, which an address follows
+)
 """Placeholders that other trainers write in the place of a medium."""
 _MEDIA_WORDS = {"img": "image", "imgs": "image", "picture": "image", "photo": "image", "wav": "audio", "videos": "video"}
 _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
@@ -35,7 +41,14 @@ _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
 _STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
+_DOWNLOADED = {"url", "key", "status", "error_message"}  # what img2dataset says of each medium
 _LONGEST_NAME = 1024
+_ENCODED = (
+    "data:image/", "data:audio/", "data:video/", "/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "T2dnU", "ZkxhQ", "SUkqA", "TU0AK",
+)  # fmt: skip
+"""What the files of media begin with in base64, or in a data URL."""
+_LEAST_ENCODED = 128  # characters: no name of a file looks like that by chance
+_DEPTH, _LOOKED_AT = 4, 8  # lists and objects inside of each other, and items of a list, in which a medium is looked for
 
 
 def ignored(name: str, spec: MappingSpec) -> bool:
@@ -74,29 +87,48 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
 
 
 def check_fields(record: Record, used: Collection[str], kinds: Collection[str], spec: MappingSpec) -> None:
-    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`.
+    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`; with
+    missing_media if the fields say, as img2dataset's do, that the medium could not be fetched.
 
     `kinds`: kinds of which the sample has media, or for which the mapping names what is used.
     """
+    if record.fields.keys() >= _DOWNLOADED and (status := record.fields["status"]) != "success":
+        raise BadSampleError(Reason.MISSING_MEDIA, f"the status is {str(status)[:80]}: img2dataset could not fetch the medium")
     for name, value in record.fields.items():
         if not value or name in used or ignored(name, spec):
             continue
-        first = value[0] if isinstance(value, list) else value
-        if isinstance(first, bytes) or (isinstance(first, dict) and first.keys() == _STRUCT and any(first.values())):
-            raise _unused(f"what {name} holds", name, None)
-        if isinstance(first, str) and (kind := _named_kind(name, first)) and kind not in kinds:
-            raise _unused(f"{first[:80]!r}, which {name} names", name, kind)
+        for field, leaf in _leaves(name, value, _DEPTH):
+            if not isinstance(leaf, str) or (leaf.startswith(_ENCODED) and len(leaf) >= _LEAST_ENCODED):
+                raise _unused(f"what {name} holds", name, None)
+            if (kind := _named_kind(field, leaf)) and kind not in kinds:
+                raise _unused(f"{leaf[:80]!r}, which {name} names", name, kind)
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
     """Raise BadSampleError with unused_media if the text has another trainer's placeholder that the mapping does not name."""
-    for found in _PLACEHOLDERS.findall(text):
-        if found not in (spec.image_placeholder, spec.audio_placeholder) and found not in spec.ignore:
+    others = text.replace(spec.image_placeholder, "").replace(spec.audio_placeholder, "")
+    for found in _PLACEHOLDERS.findall(others):
+        if found not in spec.ignore:
             raise BadSampleError(
                 Reason.UNUSED_MEDIA,
                 f"{found} in the text stands for a medium, and nothing takes it: name it as the mapping's image_placeholder or "
                 "audio_placeholder, or list it under its ignore where it is text",
             )
+
+
+def _leaves(field: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield what may be or name a medium in a value, `depth` lists or objects deep: strings, bytes and `{bytes, path}`.
+
+    Each comes with its field. Of a list only the first items are looked at.
+    """
+    if isinstance(value, str | bytes) or (isinstance(value, dict) and value.keys() == _STRUCT and any(value.values())):
+        yield field, value
+    elif isinstance(value, dict) and depth:
+        for name, item in value.items():
+            yield from _leaves(name, item, depth - 1)
+    elif isinstance(value, list) and depth:
+        for item in value[:_LOOKED_AT]:
+            yield from _leaves(field, item, depth - 1)
 
 
 def _ending(name: str) -> str:
@@ -110,16 +142,19 @@ def _kind_of_name(name: str) -> str | None:
 def _named_kind(field: str, value: str) -> str | None:
     """Return the kind of medium that a field names; None if it names none.
 
-    It is told by the field (`video`, `image_path`, `audioFilePath`) or by the file extension at the end of the value, unless
-    that is a web address: data sets use those to say where a sample comes from.
+    It is told by the field (`video`, `image_path`, `audioFilePath`) or by the file extension at the end of the value. The web
+    address of a PDF does not count: it says where a text comes from.
     """
     words = [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", field)]
     told = next((_MEDIA_WORDS[word] for word in words if word in _MEDIA_WORDS), None)
     if told and (field.lower() in _ALONE or _FILE_WORDS.intersection(words)):
         return "video" if told == "pdf" else told
-    if len(value) > _LONGEST_NAME or "://" in value or any(blank in value for blank in " \n\t") or "." not in value:
+    if len(value) > _LONGEST_NAME or any(blank in value for blank in " \n\t") or "." not in value:
         return None
-    return _kind_of_name(value)
+    if "://" not in value:
+        return _kind_of_name(value)
+    path = value.partition("?")[0]
+    return None if _ending(path) == "pdf" else _kind_of_name(path)
 
 
 def _unused(what: str, name: str, kind: str | None) -> BadSampleError:

@@ -223,8 +223,9 @@ def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes
         size: int | None = os.fstat(file.fileno()).st_size
     else:
         access.check_url(str(fs.unstrip_protocol(path)))
-        # Read the web as one stream, other file systems in exactly the ranges asked for.
-        file = fs.open(path, "rb", **({"block_size": 0} if path.startswith(_WEB) else {"cache_type": "none"}))
+        # Read the web as one stream, which asks first for a size that it has no use for unless one is given; read other file
+        # systems in exactly the ranges asked for.
+        file = fs.open(path, "rb", **({"block_size": 0, "size": 1} if path.startswith(_WEB) else {"cache_type": "none"}))
         size = getattr(file, "size", None)
     with file:
         check_size(path, size or 0, max_bytes)

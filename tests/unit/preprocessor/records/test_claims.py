@@ -112,6 +112,14 @@ def test_a_picture_of_pnm_is_a_picture() -> None:
         {"videos": ["v_17"]},
         {"wav": "a"},
         {"source": "clips/a.mp4"},
+        {"url": "https://example.org/a.jpg?size=full"},
+        {"meta": {"file_name": "a.jpg"}},
+        {"media": [{"kind": "image", "file": "a.jpg"}]},
+        {"pages": [{"image": STRUCT, "number": 1}]},
+        {"scans": [None, STRUCT]},
+        {"picture": {"data": b"x", "format": "jpg"}},
+        {"data": "iVBORw0KGgo" + "A" * 200},
+        {"thumbnail": "data:image/png;base64," + "A" * 200},
     ],
     ids=str,
 )
@@ -125,7 +133,7 @@ def test_a_field_that_holds_or_names_a_medium_that_nothing_uses_is_named(fields:
     "fields",
     [
         {
-            "url": "https://example.org/a.jpg",
+            "url": "https://example.org/page.html",
             "key": "000001",
             "sha256": "00ab",
             "exif": {"Image Model": "X"},
@@ -134,7 +142,8 @@ def test_a_field_that_holds_or_names_a_medium_that_nothing_uses_is_named(fields:
         {"id": "coco/0001", "source": "a.b", "license": "CC-BY 4.0", "title": "How image files work.jpg, explained"},
         {"image_id": 17, "image_width": 640, "width": 640, "video_id": 3, "similarity": 0.3, "nsfw": None},
         {"image": [], "video": None, "videos": [], "file_name": "", "img": {"bytes": None, "path": None}},
-        {"tokens": [1, 2], "meta": {"file_name": "a.jpg"}, "language": "en"},
+        {"tokens": [1, 2], "meta": {"title": "A barn", "scores": [[0.5]]}, "language": "en", "url": "https://example.org/a.pdf"},
+        {"code": "iVBORw0KGgo", "path": "/9j/short"},
     ],
     ids=str,
 )
@@ -149,7 +158,23 @@ def test_the_name_that_a_picture_had_may_stand_beside_it() -> None:
     assert shown({**fields, "file_name": "a.wav"}, ("jpg", "wav")) == ["Image", "Audio", "Text"]
 
 
-@pytest.mark.parametrize("placeholder", ["<video>", "<|video_pad|>", "<|AUDIO|>", "<ImageHere>"])
+@pytest.mark.parametrize(
+    "placeholder",
+    [
+        "<video>",
+        "<|video_pad|>",
+        "<|AUDIO|>",
+        "<ImageHere>",
+        "<|image|>",
+        "<|image_1|>",
+        "<|vision_start|><|image_pad|>",
+        "<start_of_image>",
+        "<image 1>",
+        "<image_2>",
+        "[IMG]",
+        "<speech>",
+    ],
+)
 def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
     fields = {"messages": [{"role": "user", "content": f"{placeholder} what?"}, {"role": "assistant", "content": "this"}]}
     assert f"{placeholder} in the text stands for a medium" in refusal(fields)
@@ -157,6 +182,21 @@ def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
     fields["messages"][0]["content"] = [{"type": "text", "text": placeholder}]
     assert shown(fields) == ["Text", "Text"], "text of a typed part is text"
     assert shown({"caption": f"{placeholder}", "image": "a"}, image_placeholder=placeholder) == ["Image"]
+
+
+def test_a_picture_that_img2dataset_could_not_fetch_is_missing() -> None:
+    """Its row has a null in the place of the picture, and would be a caption alone."""
+    failed = {"url": "https://example.org/1", "key": "1", "status": "failed_to_download", "error_message": "404", "jpg": None}
+    row = Record(key="k", fields={"caption": "A barn.", **failed}, load=str.encode)
+    with pytest.raises(BadSampleError, match="the status is failed_to_download") as caught:
+        to_sample(row, MappingSpec(images="jpg"))
+    assert caught.value.reason is Reason.MISSING_MEDIA
+    assert shown({"text": "A log.", "status": "failed", "error_message": "404"}) == ["Text"]
+
+
+@pytest.mark.parametrize("text", ["[IMG]https://example.org/a.jpg[/IMG]", "<|image_pad|>", "<images 1>", "<|imagine|>"])
+def test_what_only_looks_like_a_placeholder_is_text(text: str) -> None:
+    assert shown({"caption": text}) == ["Text"]
 
 
 def test_a_tar_of_films_and_captions_is_quarantined(write_tar: WriteTar, source: SourceSpec) -> None:

@@ -1,0 +1,250 @@
+"""Tables of pandas and pyarrow, and the stores of LitData and Lance, each read by its own library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import Peer
+from tests.layouts.layout import Layout
+from tests.layouts.material import COUNT, answer, caption, drawing, messages, picture, question, sharegpt, sound
+from tests.layouts.plain import Sample, audio, conversation, dialogue, document, image, other
+
+PANDAS = Peer(title="pandas, pyarrow", module="pandas", requirements=("pandas==2.*",))
+LITDATA = Peer(title="LitData", module="litdata", requirements=("litdata==0.2.*", "zstd"))
+LANCE = Peer(title="Lance", module="lance", requirements=("pylance==14.*",))
+
+Row = Mapping[str, Any]
+
+
+def _captioned(row: Row) -> Sample:
+    return document(image(row["image"]), row["caption"])
+
+
+def _pair(i: int) -> Row:
+    return {"image": picture(i), "caption": caption(i)}
+
+
+def _table(rows: list[Row]) -> Any:
+    import pyarrow
+
+    return pyarrow.Table.from_pylist([dict(row) for row in rows])
+
+
+def frame(
+    name: str,
+    what: str,
+    row: Callable[[int], Row],
+    sample: Callable[[Row], Sample],
+    *,
+    write: Callable[[Any, Path], None] | None = None,
+    file: str = "part-0.parquet",
+    **others: Any,
+) -> Layout:
+    """Return the layout of a table; `write` is given the Arrow table and the folder, and writes Parquet if it is None."""
+
+    def store(folder: Path) -> None:
+        import pyarrow.parquet
+
+        table = _table([row(number) for number in range(COUNT)])
+        if write:
+            write(table, folder)
+        else:
+            pyarrow.parquet.write_table(table, folder / file)
+
+    def read(folder: Path) -> list[Sample]:
+        import pandas
+
+        return [sample(found) for found in pandas.read_parquet(folder).to_dict("records")]
+
+    others.setdefault("read", read)
+    return Layout(name=f"table-{name}", writer=PANDAS, what=what, write=store, **others)
+
+
+def _by_pandas(table: Any, folder: Path) -> None:
+    table.to_pandas().to_parquet(folder / "frame.parquet", index=True)
+
+
+def _partitioned(table: Any, folder: Path) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_to_dataset(table, folder, partition_cols=["lang"])
+
+
+def _row_groups(table: Any, folder: Path) -> None:
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table, folder / "groups.parquet", row_group_size=1, use_dictionary=False, compression="gzip")
+
+
+def _dictionary(table: Any, folder: Path) -> None:
+    import pyarrow.parquet
+
+    columns = {name: table[name].dictionary_encode() if name == "caption" else table[name] for name in table.column_names}
+    pyarrow.parquet.write_table(pyarrow.table(columns), folder / "dictionary.parquet")
+
+
+def _views(table: Any, folder: Path) -> None:
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([("image", pyarrow.binary_view()), ("caption", pyarrow.string_view())])
+    pyarrow.parquet.write_table(table.cast(schema), folder / "views.parquet")
+
+
+def _spark(table: Any, folder: Path) -> None:
+    """Write what Spark leaves: parts with long names, and an empty file that says that it is done."""
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(table, folder / "part-00000-1b0c-c000.snappy.parquet", flavor="spark")
+    (folder / "_SUCCESS").write_bytes(b"")
+
+
+def _feather(table: Any, folder: Path) -> None:
+    import pyarrow.feather
+
+    pyarrow.feather.write_feather(table, str(folder / "part-0.feather"))
+
+
+def _from_feather(folder: Path) -> list[Sample]:
+    import pandas
+
+    return [_captioned(row) for row in pandas.read_feather(folder / "part-0.feather").to_dict("records")]
+
+
+def _ipc(table: Any, folder: Path) -> None:
+    import pyarrow.ipc
+
+    with pyarrow.ipc.new_file(str(folder / "part-0.arrow"), table.schema) as writer:
+        writer.write_table(table)
+
+
+def _from_ipc(folder: Path) -> list[Sample]:
+    import pyarrow.ipc
+
+    with pyarrow.ipc.open_file(str(folder / "part-0.arrow")) as reader:
+        return [_captioned(row) for row in reader.read_all().to_pylist()]
+
+
+def _orc(table: Any, folder: Path) -> None:
+    import pyarrow.orc
+
+    pyarrow.orc.write_table(table, str(folder / "part-0.orc"))
+
+
+def _from_orc(folder: Path) -> list[Sample]:
+    import pyarrow.orc
+
+    return [_captioned(row) for row in pyarrow.orc.read_table(str(folder / "part-0.orc")).to_pylist()]
+
+
+def stored(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row], Sample], **options: Any) -> Layout:
+    """Return the layout of a folder of LitData's chunks."""
+    others = {key: options.pop(key) for key in ("refused_because", "mapping") if key in options}
+
+    def write(folder: Path) -> None:
+        import litdata
+
+        settings = {"chunk_bytes": "1MB", "num_workers": 1, "start_method": "fork", "verbose": False, **options}
+        litdata.optimize(_Rows(row), list(range(COUNT)), str(folder), **settings)
+
+    def read(folder: Path) -> list[Sample]:
+        import litdata
+
+        found = litdata.StreamingDataset(str(folder), shuffle=False)
+        return [sample(found[index]) for index in range(len(found))]
+
+    return Layout(name=f"litdata-{name}", writer=LITDATA, what=what, write=write, read=read, **others)
+
+
+class _Rows:
+    """A row of each number, for LitData's workers."""
+
+    def __init__(self, row: Callable[[int], Row]) -> None:
+        self._row = row
+
+    def __call__(self, number: int) -> dict[str, Any]:
+        return dict(self._row(number))
+
+
+def lance(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row], Sample], **options: Any) -> Layout:
+    """Return the layout of a Lance data set."""
+
+    def write(folder: Path) -> None:
+        import lance as library
+
+        library.write_dataset(_table([row(number) for number in range(COUNT)]), str(folder / "barns.lance"), **options)
+
+    def read(folder: Path) -> list[Sample]:
+        import lance as library
+
+        return [sample(found) for found in library.dataset(str(folder / "barns.lance")).to_table().to_pylist()]
+
+    return Layout(name=f"lance-{name}", writer=LANCE, what=what, write=write, read=read, path="barns.lance")
+
+
+def _chat(row: Row) -> Sample:
+    return conversation([(turn["from"], turn["value"]) for turn in row["conversations"]], image(row["image"]))
+
+
+LAYOUTS = (
+    frame("parquet", "pyarrow: `image` as binary, `caption`", _pair, _captioned),
+    frame("pandas", "pandas: `to_parquet` with its index", _pair, _captioned, write=_by_pandas),
+    frame("row-groups", "a row a group, gzip, no dictionary", _pair, _captioned, write=_row_groups),
+    frame("dictionary", "a column of dictionary type", _pair, _captioned, write=_dictionary),
+    frame("views", "columns of views", _pair, _captioned, write=_views),
+    frame("spark", "as Spark leaves it, with `_SUCCESS`", _pair, _captioned, write=_spark),
+    frame("partitioned", "partitions `lang=en/`", lambda i: {**_pair(i), "lang": "en" if i % 2 else "de"}, _captioned,
+        write=_partitioned),
+    frame("struct", "`image` as a struct `{bytes, path}`",
+        lambda i: {"image": {"bytes": picture(i), "path": f"{i}.jpg"}, "caption": caption(i)},
+        lambda row: document(image(row["image"]["bytes"]), row["caption"])),
+    frame("lists", "`images` as a list of binary", lambda i: {"images": [picture(i)], "messages": messages(i)},
+        lambda row: conversation([(turn["role"], turn["content"]) for turn in row["messages"]], *map(image, row["images"]))),
+    frame("audio", "`audio` as binary, `text`", lambda i: {"audio": sound(i), "text": caption(i)},
+        lambda row: document(audio(row["audio"]), row["text"])),
+    frame("numbers", "captions, scores, dates, decimals", lambda i: {**_pair(i), **_scalars(i)}, _captioned),
+    frame("image-url", "`url` alone, whose picture is elsewhere",
+        lambda i: {"url": f"https://a.example/{i}.jpg", "caption": caption(i)},
+        lambda row: document(other("url", row["url"]), row["caption"]), refused_because="the picture is not there"),
+    frame("image-path", "`image_path` of files elsewhere", lambda i: {"image_path": f"{i}.jpg", "caption": caption(i)},
+        lambda row: document(other("path", row["image_path"]), row["caption"]),
+        refused_because="the pictures are not there"),
+    frame("feather", "Feather", _pair, _captioned, write=_feather, read=_from_feather),
+    frame("ipc", "an Arrow file, as pyarrow writes it", _pair, _captioned, write=_ipc, read=_from_ipc),
+    frame("orc", "ORC", _pair, _captioned, write=_orc, read=_from_orc),
+    stored("caption", "`image: bytes`, `caption`", _pair, _captioned),
+    stored("pil", "`image` as a PIL image", lambda i: {"image": drawing(i), "caption": caption(i)}, _captioned),
+    stored("text", "`text` alone", lambda i: {"text": caption(i)}, lambda row: document(row["text"])),
+    stored("chunks", "a row a chunk", _pair, _captioned, chunk_bytes="1KB"),
+    stored("zstd", "packed with zstd", _pair, _captioned, compression="zstd"),
+    stored("qa", "`question`, `answer`", lambda i: {"question": question(i), "answer": answer(i)},
+        lambda row: dialogue([row["question"]], row["answer"])),
+    stored("tokens", "tokens, as LitGPT makes them", lambda i: {"tokens": _tensor(i)},
+        lambda row: document(other("tokens", bytes(row["tokens"].tolist()))), refused_because="tokens are not text"),
+    lance("caption", "`image: binary`, `caption`", _pair, _captioned),
+    lance("llava", "`image: binary`, `conversations`", lambda i: {"image": picture(i), "conversations": sharegpt(i)}, _chat),
+    lance("fragments", "a row a fragment", _pair, _captioned, max_rows_per_file=1),
+    lance("text", "`text` alone", lambda i: {"text": caption(i)}, lambda row: document(row["text"])),
+)  # fmt: skip
+
+
+def _scalars(number: int) -> dict[str, Any]:
+    import datetime
+    import decimal
+
+    moment = datetime.datetime(2026, 1, 1 + number, 12, tzinfo=datetime.UTC)
+    return {
+        "score": number / 3,
+        "made": moment,
+        "day": moment.date(),
+        "price": decimal.Decimal(f"{number}.25"),
+        "good": number % 2 == 0,
+        "none": None,
+    }
+
+
+def _tensor(number: int) -> Any:
+    import torch
+
+    return torch.tensor([number, 5, 7])
