@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,10 +15,10 @@ from headrace import limits
 from headrace.entrain_settings import EntrainSettings
 from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
-from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR
+from headrace.source_spec import SourceSpec as SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
 from headrace.user_document import SpecSection, parse_json
@@ -26,49 +26,6 @@ from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
-
-
-class SourceSpec(SpecSection):
-    """One data set of the job's mixture, and what to do about its bad samples."""
-
-    path: Annotated[str, Field(max_length=limits.MAX_PATH)]
-    """Folder, file, glob or fsspec URL of WebDataset tar shards, Parquet files or JSONL files."""
-    name: Annotated[str, Field(max_length=limits.MAX_SOURCE_NAME)] = ""
-    """The source's name, the first part of its samples' names; by default the last part of `path`."""
-    weight: Annotated[float, Field(gt=0)] | None = None
-    """Relative share of the source in the mixture. If it is None for all sources, shares follow the sources' sizes, so that an
-    epoch has every sample once; several such sources are indexed completely before the first step. With weights, or with a
-    single source, only the shards that are needed next are indexed."""
-    max_bad: Annotated[int, Field(ge=0)] | None = None
-    """Stop the job once more samples of the source than this have been refused. None: no limit."""
-    max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Stop the job once more than this share of the source's samples has been refused, judged from its 100th sample on. None: no
-    limit."""
-    on_bad: Literal["skip", "substitute"] = "skip"
-    """What replaces a sample that is refused when it is probed. "skip": nothing. "substitute": the next good sample of its shard
-    (after the last row comes the first), which is then consumed one more time. A sample whose damage shows only when it is
-    decoded is skipped in either case."""
-    mapping: MappingSpec = MAPPING_PRESETS["auto"]
-    """How the source's records become samples: the name of a preset, or a mapping."""
-
-    @field_validator("mapping", mode="before")
-    @classmethod
-    def _preset(cls, mapping: Any) -> Any:
-        if not isinstance(mapping, str):
-            return mapping
-        if mapping not in MAPPING_PRESETS:
-            raise ValueError(f"no mapping {mapping!r}; there are {', '.join(MAPPING_PRESETS)}")
-        return MAPPING_PRESETS[mapping]
-
-    @model_validator(mode="after")
-    def _default_name(self) -> Self:
-        if not self.name:
-            object.__setattr__(self, "name", self.path.rstrip("/").rsplit("/", 1)[-1] or "data")
-        if len(self.name) > limits.MAX_SOURCE_NAME:
-            raise ValueError(f"the last part of its path makes a name of {len(self.name)} characters: give it one of at most 255")
-        if "/" in self.name:
-            raise ValueError(f"name {self.name!r} holds a '/', which separates the parts of a sample's name")
-        return self
 
 
 class ImageSpec(SpecSection):

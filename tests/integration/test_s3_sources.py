@@ -222,7 +222,7 @@ def test_media_beside_a_jsonl_file(bucket: str, cache: ShardCache) -> None:
     with open_shard(shards[0].url, source, cache) as shard:
         record = shard.read(0)
         assert record.load(record.fields["image"]) == b"a picture"
-        with pytest.raises(Exception, match=r"missing_media: no file 'm/none\.jpg' beside the JSONL file"):
+        with pytest.raises(Exception, match=r"missing_media: no file 'm/none\.jpg' in headrace"):
             shard.read(1).load("m/none.jpg")
 
 

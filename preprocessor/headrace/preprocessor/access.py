@@ -69,6 +69,11 @@ def granting(access: Access) -> Iterator[None]:
         _granted = before
 
 
+def declared_roots() -> tuple[str, ...]:
+    """Return the real paths of the folders that an operator has named; none where any local file may be read."""
+    return tuple(root for root in _granted.roots if root != "/")
+
+
 class IrregularError(Exception):
     """Raised for a path that is not a regular file but a folder, pipe, socket or device."""
 

@@ -201,7 +201,7 @@ def test_media_beside_a_remote_file_are_bounded_by_what_comes(
     site: Site, cache: ShardCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server need not say how long its answer is."""
-    monkeypatch.setattr("headrace.preprocessor.sources.jsonl.MAX_MEDIUM_BYTES", 1000)
+    monkeypatch.setattr("headrace.preprocessor.sources.media_files.MAX_MEDIUM_BYTES", 1000)
     site.sizes = False
     site.files = {"s.jsonl": LINE, "a.jpg": bytes(1000), "b.jpg": bytes(1001)}
     with open_shard(f"{site.url}/s.jsonl", SourceSpec(path=site.url), cache) as shard:

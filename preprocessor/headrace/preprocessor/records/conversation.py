@@ -1,137 +1,130 @@
-"""Parses the text of a record into turns with places for media; record_to_sample lists the shapes, told apart by value.
+"""Conversations: lists of turns, each of which says in one of three ways who speaks and what.
 
 What a turn says in fields other than those of its shape must not get lost. A system prompt beside the turns becomes the first
-turn, and a weight of 0 keeps an answer from being learnt. Tool calls, thoughts and media of single turns, a system prompt beside
-a document, and other names for a weight have no place in a template, and are refused by name unless the mapping lists them
-under `ignore`.
+turn, a weight of 0 keeps an answer from being learnt, and thoughts become a part of it where the mapping says so. Tool calls,
+media of single turns, and other names for a weight have no place in a template, and are refused by name unless the mapping
+lists them under `ignore`.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import unused_media
+from headrace.preprocessor.records import learning
+from headrace.preprocessor.records.draft import Draft, Piece, split
+from headrace.preprocessor.records.record import is_absent, schema_error
+from headrace.preprocessor.records.turn import Role, Text
+from headrace.preprocessor.records.typed_part import parse_part
 from headrace.quarantine import BadSampleError, Reason
 
-LIST_KEYS = ("texts", "conversations", "messages")
-"""Record fields whose text must be a list, never a caption."""
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
-_EMPTY_VALUES = ("[]", "{}", "null")  # how a column of strings writes an empty value
-_NOT_TAKEN = (
-    "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "reasoning_content", "reasoning", "thinking",
-    "refusal", "image", "images", "audio", "audios", "video", "videos",
-)  # fmt: skip
+_NOT_TAKEN = frozenset((
+    "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio",
+    "audios", "video", "videos",
+))  # fmt: skip
 """Fields of a turn that no template has a place for."""
-_WEIGHT_SYNONYMS = ("loss", "train", "loss_weight", "mask")
-"""Other trainers' names for the weight of a turn. For some, a mask of 1 means that it is learnt, for others that it is not."""
-_INLINE_MEDIA = ("image", "image_url", "audio", "audio_url", "input_audio", "url", "path", "bytes", "data")
-"""Fields of a typed part that hold or name the medium itself, which is not supported."""
+_SHAPES = (("from", "value"), ("role", "content"))
+"""Keys of a turn for who speaks, and for what is said. A question with its answer, `{user, assistant}`, is two turns."""
 
 
-class Role(StrEnum):
-    """The speaker of a turn. A caption or document is one turn with the role DOCUMENT, which has no speaker."""
-
-    SYSTEM = "system"
-    USER = "user"
-    ASSISTANT = "assistant"
-    DOCUMENT = "document"
+def parse_turns(field: str, items: list[Any], spec: MappingSpec) -> list[Draft]:
+    """Parse a list of turns, which `field` names in errors. Raises BadSampleError."""
+    return [turn for index, item in enumerate(items) for turn in _turns(f"{field}[{index}]", item, spec)]
 
 
-class MediaKind(Enum):
-    """The kind of a medium."""
+def add_system(turns: list[Draft], fields: Mapping[str, Any], spec: MappingSpec) -> None:
+    """Put the system prompt that stands beside the turns in front of them.
 
-    IMAGE = "image"
-    AUDIO = "audio"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """The place of a medium in a turn's text."""
-
-    kind: MediaKind
-    index: int | None = None
-    """Index in the record's list of media of that kind; None means the next one."""
-
-
-Piece = str | Place
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """A turn whose media are places, not yet loaded."""
-
-    role: Role
-    pieces: list[Piece]
-    learnt: bool = True
-    """Whether the turn is learnt, if its role is one whose words are learnt at all."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether the turn has no medium, and no text except white space."""
-        return not any(isinstance(piece, Place) or piece.strip() for piece in self.pieces)
-
-
-def parse_turns(key: str, value: Any, fields: Mapping[str, Any], spec: MappingSpec) -> list[Draft]:
-    """Parse the text `value` of a record, which is under `key` beside the record's other `fields`, into turns.
-
-    Raises BadSampleError with schema_error or unused_media.
+    Raises BadSampleError (schema_error) for one beside a document, for a second one, and for a list of tools.
     """
-    turns = _turns_of(key, value, spec)
-    is_document = bool(turns) and turns[0].role is Role.DOCUMENT
+    if not turns:
+        return
+    is_document = turns[0].role is Role.DOCUMENT
     for name in (*_TOOL_FIELDS, *(_SYSTEM_FIELDS if is_document else ())):
         _check_nothing(name, fields.get(name), name, spec)
     for name in _SYSTEM_FIELDS:
-        if turns and not is_document and fields.get(name) and name not in spec.ignore:
-            _put_system_in_front(turns, name, _split(_string(name, fields[name]), spec))
-    return turns
+        if not is_document and fields.get(name) and name not in spec.ignore:
+            _put_in_front(turns, name, split(string(name, fields[name]), spec))
 
 
-def check_learnable(turns: list[Draft]) -> None:
-    """Raise BadSampleError with empty_sample if all turns are empty, none is to be learnt, or an answer to be learnt is empty."""
-    if all(turn.empty for turn in turns):
-        raise BadSampleError(Reason.EMPTY_SAMPLE, "no text and no media")
-    if turns[0].role is Role.DOCUMENT:
-        return
-    for index, turn in enumerate(turns):
-        if turn.role is Role.ASSISTANT and turn.learnt and turn.empty:
-            raise BadSampleError(
-                Reason.EMPTY_SAMPLE,
-                f"turn {index} is an answer without a word, and would be learnt: leave it out, or weight it 0",
-            )
-    if not any(turn.role is Role.ASSISTANT and turn.learnt for turn in turns):
-        raise BadSampleError(Reason.EMPTY_SAMPLE, "no turn of an assistant that is to be learnt, so nothing to learn")
+def user_turn(field: str, text: Any, spec: MappingSpec) -> Draft:
+    """Return the turn of a user who says `text`. Raises BadSampleError (schema_error) if that is no string."""
+    return Draft(role=Role.USER, pieces=split(string(field, text), spec))
 
 
-def _turns_of(key: str, value: Any, spec: MappingSpec) -> list[Draft]:
-    if isinstance(value, str) and key not in LIST_KEYS:
-        return [Draft(role=Role.DOCUMENT, pieces=_split(value, spec))]
-    if not isinstance(value, list):
-        raise schema_error(key, "a list" if key in LIST_KEYS else "a string or a list", value)
-    if all(isinstance(item, str) for item in value):
-        return [Draft(role=Role.DOCUMENT, pieces=[piece for item in value for piece in _split(item, spec)])]
-    return [turn for index, item in enumerate(value) for turn in _turns(f"{key}[{index}]", item, spec)]
+def string(field: str, value: Any) -> str:
+    """Return `value`. Raises BadSampleError (schema_error) if it is no string."""
+    if not isinstance(value, str):
+        raise schema_error(field, "a string", value)
+    return value
+
+
+def answer_turn(field: str, value: Any, thought: str, spec: MappingSpec) -> Draft:
+    """Return the turn of an assistant who says `value`, with a `thought` from a field of its own in front ("": none).
+
+    Raises BadSampleError (schema_error) if `value` is neither a string nor a list of typed parts.
+    """
+    return Draft(role=Role.ASSISTANT, pieces=_content(field, value, Role.ASSISTANT, thought, spec))
 
 
 def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
     if not isinstance(item, dict):
         raise schema_error(field, "a turn like the others' or strings only", item)
-    for name in _NOT_TAKEN:
-        _check_nothing(f"{field}.{name}", item.get(name), name, spec)
-    for names, read in _SHAPES.items():
-        if item.keys() >= set(names):
-            return read(field, item, spec)
+    for name in item:
+        if name in _NOT_TAKEN:
+            _check_nothing(f"{field}.{name}", item[name], name, spec)
+    if item.keys() >= {"user", "assistant"}:
+        return [
+            user_turn(f"{field}.user", item["user"], spec),
+            _turn(field, item, Role.ASSISTANT, "assistant", spec),
+        ]
+    for speaker, said in _SHAPES:
+        if item.keys() >= {speaker, said}:
+            return [_turn(field, item, _role(f"{field}.{speaker}", item[speaker], spec), said, spec)]
     raise schema_error(field, "{user, assistant}, {from, value} or {role, content}", f"the keys {', '.join(item) or '(none)'}")
+
+
+def _turn(field: str, item: Mapping[str, Any], role: Role, key: str, spec: MappingSpec) -> Draft:
+    if role is Role.ASSISTANT:
+        turn = answer_turn(f"{field}.{key}", item[key], learning.thought_of(f"{field}.", item, spec), spec)
+    else:
+        for name in item:
+            if name in learning.THOUGHT_FIELDS:
+                _check_nothing(f"{field}.{name}", item[name], name, spec)
+        turn = Draft(role=role, pieces=_content(f"{field}.{key}", item[key], role, "", spec))
+    return dataclasses.replace(turn, learnt=learning.is_learnt(field, item, role, spec))
+
+
+def _content(field: str, value: Any, role: Role, thought: str, spec: MappingSpec) -> list[Piece]:
+    """Return what a turn says, as a string or as typed parts, whose text is never searched for placeholders."""
+    thoughts = learning.thought_words(thought, spec)
+
+    def words(name: str, text: str) -> learning.Words:
+        told = role is Role.ASSISTANT
+        return learning.answer_words(name, text, spec, has_thought=bool(thought)) if told else [(text, True)]
+
+    if not isinstance(value, list):
+        text = string(field, value)
+        said = [*thoughts, *words(field, text.lstrip("\n") if thoughts else text)]
+        return [piece for text, learnt in said for piece in split(text, spec, learnt=learnt)]
+    pieces: list[Piece] = [Text(text=text, learnt=learnt) for text, learnt in thoughts]
+    for index, item in enumerate(value):
+        name = f"{field}[{index}]"
+        part = parse_part(name, item, spec)
+        if isinstance(part, str):
+            pieces += [Text(text=text, learnt=learnt) for text, learnt in words(name, part)]
+        else:
+            pieces.append(part)
+    return pieces
 
 
 def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None:
     """Raise BadSampleError (schema_error) if a field without a place in a template has a value and is not ignored."""
-    if value and value not in _EMPTY_VALUES and name not in spec.ignore:
+    if not is_absent(value) and name not in spec.ignore:
         raise BadSampleError(
             Reason.SCHEMA_ERROR,
             f"{field} has no place in a template: write it into the text, or list {name!r} under the mapping's ignore to train "
@@ -139,7 +132,7 @@ def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None
         )
 
 
-def _put_system_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> None:
+def _put_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> None:
     if turns[0].role is not Role.SYSTEM:
         turns.insert(0, Draft(role=Role.SYSTEM, pieces=pieces))
     elif turns[0].pieces != pieces:
@@ -149,100 +142,13 @@ def _put_system_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> 
         )
 
 
-def _pair(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
-    user, assistant = (_split(_string(f"{field}.{name}", item[name]), spec) for name in ("user", "assistant"))
-    return [
-        Draft(role=Role.USER, pieces=user),
-        Draft(role=Role.ASSISTANT, pieces=assistant, learnt=_learnt(field, item, Role.ASSISTANT, spec)),
-    ]
-
-
-def _conversation(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
-    role = _role(f"{field}.from", item["from"], spec)
-    pieces = _split(_string(f"{field}.value", item["value"]), spec)
-    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item, role, spec))]
-
-
-def _message(field: str, item: dict[str, Any], spec: MappingSpec) -> list[Draft]:
-    role, content = _role(f"{field}.role", item["role"], spec), item["content"]
-    if isinstance(content, list):
-        pieces = [_part(f"{field}.content[{index}]", part) for index, part in enumerate(content)]
-    else:
-        pieces = _split(_string(f"{field}.content", content), spec)
-    return [Draft(role=role, pieces=pieces, learnt=_learnt(field, item, role, spec))]
-
-
-_SHAPES: dict[tuple[str, str], Callable[[str, dict[str, Any], MappingSpec], list[Draft]]] = {
-    ("user", "assistant"): _pair,
-    ("from", "value"): _conversation,
-    ("role", "content"): _message,
-}
-
-
-def _learnt(field: str, item: dict[str, Any], role: Role, spec: MappingSpec) -> bool:
-    """Return whether a turn is learnt, by OpenAI's `weight`, 0 or 1.
-
-    Raises BadSampleError (schema_error) if another name for a weight asks for anything but what is done anyway.
-    """
-    for name in _WEIGHT_SYNONYMS:
-        value = item.get(name)
-        usual = (None,) if name == "mask" else (None, 1) if role is Role.ASSISTANT else (None, 0, 1)
-        if value not in usual and name not in spec.ignore:
-            raise BadSampleError(
-                Reason.SCHEMA_ERROR,
-                f"{field}.{name} is {repr(value)[:80]}, which is not followed: write a weight of 0 or 1 to say whether a turn is "
-                f"learnt, and list {name!r} under the mapping's ignore",
-            )
-    weight = item.get("weight")
-    if weight not in (None, 0, 1):
-        raise schema_error(f"{field}.weight", "0 or 1", repr(weight))
-    return weight != 0
-
-
-def _part(field: str, part: Any) -> Piece:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind == "text":
-        return _string(f"{field}.text", part.get("text"))
-    if kind not in ("image", "audio"):
-        raise schema_error(field, "a part of type text, image or audio", part if kind is None else f"the type {kind!r}")
-    for name in _INLINE_MEDIA:
-        if part.get(name):
-            raise BadSampleError(
-                Reason.SCHEMA_ERROR, f"{field}.{name}: media inside of parts are not taken; list them in order under {kind}s"
-            )
-    index = part.get("index")
-    if index is not None and (isinstance(index, bool) or not isinstance(index, int)):
-        raise schema_error(f"{field}.index", "a number from 0 on", str(index))
-    return Place(kind=MediaKind(kind), index=index)
-
-
 def _role(field: str, value: Any, spec: MappingSpec) -> Role:
     known = {
         **dict.fromkeys(spec.system_roles, Role.SYSTEM),
         **dict.fromkeys(spec.user_roles, Role.USER),
         **dict.fromkeys(spec.assistant_roles, Role.ASSISTANT),
     }
-    role = known.get(_string(field, value))
+    role = known.get(string(field, value))
     if role is None:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected one of {', '.join(known)}, got {value!r}")
     return role
-
-
-def _split(text: str, spec: MappingSpec) -> list[Piece]:
-    """Cut text at its placeholders, without empty pieces. Raises BadSampleError for placeholders of other trainers."""
-    unused_media.check_text(text, spec)
-    places = {spec.image_placeholder: Place(kind=MediaKind.IMAGE), spec.audio_placeholder: Place(kind=MediaKind.AUDIO)}
-    parts = re.split("(" + "|".join(map(re.escape, places)) + ")", text)
-    return [places.get(part, part) for part in parts if part]
-
-
-def _string(field: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise schema_error(field, "a string", value)
-    return value
-
-
-def schema_error(field: str, expected: str, got: Any) -> BadSampleError:
-    """Return the error that a field has another shape than `expected`."""
-    shown = got if isinstance(got, str) else "null" if got is None else type(got).__name__
-    return BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected {expected}, got {str(shown)[:80]}")

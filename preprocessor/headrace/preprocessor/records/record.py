@@ -6,6 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.quarantine import BadSampleError, Reason
+
+_EMPTY_TEXTS = ("[]", "{}", "null")  # how a column of strings writes an empty value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -20,3 +24,14 @@ class Record:
     with missing_media, unsafe_member_name, unsupported_member_type, too_large or archive_truncated."""
     members: tuple[str, ...] = ()
     """Names that `load` takes without any annotation, in natural order; only tar samples have them."""
+
+
+def schema_error(field: str, expected: str, got: Any) -> BadSampleError:
+    """Return the error that a field of a record has another shape than `expected`; text in `got` is shown, of others the type."""
+    shown = got if isinstance(got, str) else "null" if got is None else type(got).__name__
+    return BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected {expected}, got {str(shown)[:80]}")
+
+
+def is_absent(value: Any) -> bool:
+    """Whether a value stands for nothing: null, empty, or what tables fill fields with that a row does not have."""
+    return not value or value in _EMPTY_TEXTS or (isinstance(value, Mapping) and not any(value.values()))

@@ -6,187 +6,94 @@ Shapes of the text, told apart by their values:
     ["some text", "<image>", "more text"]             interleaved document
     [{"user": "...", "assistant": "..."}, ...]        question and answer pairs
     [{"from": "human", "value": "..."}, ...]          conversation
-    [{"role": "user", "content": "..."}, ...]         messages; content may be a list of typed parts:
-                                                      {"type": "text", "text": "..."}, {"type": "image"}, {"type": "audio"}
+    [{"role": "user", "content": "..."}, ...]         messages; content may be a list of typed parts
 
-Placeholders in strings stand for the media, each kind in its own order, and their numbers must agree. Two exceptions: a
-plain caption without any placeholder has its images, then its recordings, in front of it; and text inside of typed parts
-is never searched, so a placeholder's name in it is text. Nothing is put between the items of a document.
+Lists may be JSON in a string. Rows without any of these may have a question and an answer in fields of their own.
 
-An `index` in a typed part names its medium: {"type": "image", "index": 1}. A field `system` beside the turns is the first turn,
-and a turn with the `weight` 0 is not learnt. Captions and documents are one turn with the role DOCUMENT. These functions know
-nothing of tokens or of what is inside media.
+Placeholders in strings stand for the media, each kind in its own order, and their numbers must agree. Exceptions: a caption or
+conversation without any placeholder has its images, then its recordings, in front of it; media that the text itself holds or
+names are where it does so; and text inside of typed parts is never searched, so a placeholder's name in it is text. Nothing is
+put between the items of a document.
 
-    conversation.py     text to turns, with places for media
+Captions and documents are one turn with the role DOCUMENT. These functions know nothing of tokens or of what is inside media.
+
+    turn.py             a sample and its turns; draft.py: the same with places, before the media are found
+    shapes.py           which fields are the text, and which shape it has
+    conversation.py     lists of turns; typed_part.py: their typed parts; learning.py: which of their words are learnt
+    question_answer.py  a question and an answer in fields of their own
+    interleaved.py      documents
+    media_lists.py      the media beside the text; medium.py: one medium as records hold it; placing.py: which stands where
+    key_path.py         dotted paths, by which a mapping names fields
     unused_media.py     refusal of media that nothing takes
+    names_used.py       which names of a mapping a record has
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import conversation, unused_media
-from headrace.preprocessor.records.conversation import LIST_KEYS, Draft, MediaKind, Piece, Place, Role, schema_error
+from headrace.preprocessor.records import key_path, learning, media_lists, placing, question_answer, shapes, unused_media
+from headrace.preprocessor.records.draft import MediaKind, Piece
+from headrace.preprocessor.records.media_lists import Listed
+from headrace.preprocessor.records.medium import Medium
 from headrace.preprocessor.records.record import Record
-from headrace.quarantine import BadSampleError, Reason
+from headrace.preprocessor.records.turn import Audio, Image, Role, Sample, Segment, Text, Turn
 
 __all__ = ["Audio", "Image", "Role", "Sample", "Segment", "Text", "Turn", "to_sample"]
-
-_TEXT_KEYS = (*LIST_KEYS, "caption", "text", "txt")
-_IMAGE_KEYS = ("images", "image")
-_AUDIO_KEYS = ("audios", "audio")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
-    """A piece of text, which may contain anything, control tokens' names included."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """The bytes of an image file."""
-
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audio:
-    """The bytes of an audio file."""
-
-    data: bytes
-
-
-Segment = Text | Image | Audio
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What one role says: text and media in order."""
-
-    role: Role
-    segments: tuple[Segment, ...]
-    learnt: bool = True
-    """Whether the turn is learnt, if its role is one whose words are learnt at all."""
-
-    @property
-    def loss(self) -> bool:
-        """Whether the text of this turn is to be learnt."""
-        return self.learnt and self.role in (Role.ASSISTANT, Role.DOCUMENT)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """One or more turns; at least one of them carries loss."""
-
-    turns: tuple[Turn, ...]
-
-    @property
-    def segments(self) -> Iterator[Segment]:
-        """The segments of all turns in order."""
-        return (segment for turn in self.turns for segment in turn.segments)
-
-
-_Reference = str | bytes
 
 
 def to_sample(record: Record, spec: MappingSpec) -> Sample:
     """Build the sample of a record, loading its media.
 
     Raises BadSampleError with schema_error (the field and what was expected), placeholder_mismatch, missing_media,
-    unused_media, empty_sample (no text and no media, or a conversation without an answer), and whatever `record.load` raises.
+    unused_media, corrupt_media (a data URL that is none), empty_sample (no text and no media, or a conversation without an
+    answer), and whatever `record.load` raises.
     """
-    image_field, images = _references(record, spec.images, _IMAGE_KEYS, unused_media.IMAGE_EXTENSIONS, spec)
-    audio_field, audios = _references(record, spec.audios, _AUDIO_KEYS, unused_media.AUDIO_EXTENSIONS, spec)
-    key, value = _text(record, spec)
-    settled = [kind for kind, named in (("image", spec.images), ("audio", spec.audios)) if named is not None]
-    taken = [kind for kind, media in (("image", images), ("audio", audios)) if media]
-    members = {reference.lower() for reference in (*(images or ()), *(audios or ())) if isinstance(reference, str)}
-    unused_media.check_members(record, members, settled, spec)
-    unused_media.check_fields(record, (key, image_field, audio_field), {*settled, *taken}, spec)
-    drafts = conversation.parse_turns(key, value, record.fields, spec)
-    if isinstance(value, str) and not any(isinstance(piece, Place) for piece in drafts[0].pieces):
-        kinds = [*[MediaKind.IMAGE] * len(images or ()), *[MediaKind.AUDIO] * len(audios or ())]
-        drafts[0].pieces[:0] = [Place(kind=kind) for kind in kinds]
-    conversation.check_learnable(drafts)
-    arranged = {
-        MediaKind.IMAGE: _arranged(MediaKind.IMAGE, images, drafts),
-        MediaKind.AUDIO: _arranged(MediaKind.AUDIO, audios, drafts),
-    }
+    named = {kind: media_lists.list_media(record, kind, spec) for kind in MediaKind}
+    has_media = bool(record.members) or any(found is not None and found.media for found in named.values())
+    parsed = shapes.parse(record, named[MediaKind.IMAGE], spec, has_media=has_media)
+    own = {kind: [place.medium for place in parsed.places(kind) if place.medium is not None] for kind in MediaKind}
+    listed = {kind: _beside(record, kind, named[kind], parsed, bool(own[kind]), spec) for kind in MediaKind}
+    _check_unused(record, parsed, own, listed, spec)
+    placing.put_in_front(parsed, listed, spec)
+    learning.check_learnable(parsed.turns)
+    arranged = {kind: placing.arrange(kind, parsed, listed[kind]) for kind in MediaKind}
 
     def segment(piece: Piece) -> Segment:
-        if isinstance(piece, str):
-            return Text(text=piece)
-        reference = next(arranged[piece.kind])
-        data = record.load(reference) if isinstance(reference, str) else reference
+        if isinstance(piece, Text):
+            return piece
+        medium = next(arranged[piece.kind])
+        data = record.load(medium) if isinstance(medium, str) else medium
         return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data)
 
-    return Sample(
-        turns=tuple(Turn(role=draft.role, segments=tuple(map(segment, draft.pieces)), learnt=draft.learnt) for draft in drafts)
-    )
+    turns = (Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt) for turn in parsed.turns)
+    return Sample(turns=tuple(turns))
 
 
-def _references(
-    record: Record, key: str | None, keys: Sequence[str], extensions: frozenset[str], spec: MappingSpec
-) -> tuple[str, tuple[_Reference, ...] | None]:
-    """Return the field of one kind of media ("" for members), and the media's names or bytes (None if the field is null)."""
-    found = key if key is not None else next((name for name in keys if name in record.fields), None)
-    if found is None:
-        return "", unused_media.members_of_kind(record, extensions, spec)
-    if found not in record.fields:
-        if found in record.members:
-            return "", (found,)
-        raise schema_error(found, "an image or a recording", "nothing of that name")
-    value = record.fields[found]
-    if value is None:
-        return found, None
-    return found, tuple(_reference(found, item) for item in (value if isinstance(value, list) else [value]))
+def _beside(
+    record: Record, kind: MediaKind, named: Listed | None, parsed: shapes.Parsed, has_own: bool, spec: MappingSpec
+) -> Listed:
+    """Return the media of one kind beside the text: `named` ones, or else members of a tar, if the text has none of its own."""
+    if named is None:
+        return Listed() if has_own else media_lists.list_members(record, kind, spec)
+    if parsed.takes_images and kind is MediaKind.IMAGE:
+        return Listed(field=named.field)
+    return named
 
 
-def _reference(field: str, value: Any) -> _Reference:
-    if isinstance(value, str | bytes):
-        return value
-    if not isinstance(value, dict) or "bytes" not in value:
-        raise schema_error(field, "a name or {bytes, path}", value)
-    if value["bytes"] is None:
-        raise BadSampleError(Reason.MISSING_MEDIA, f"{field}: no bytes, only the path {value.get('path')!r}")
-    if not isinstance(value["bytes"], bytes):
-        raise schema_error(f"{field}.bytes", "bytes", value["bytes"])
-    return value["bytes"]
-
-
-def _text(record: Record, spec: MappingSpec) -> tuple[str, Any]:
-    if spec.text is not None:
-        if record.fields.get(spec.text) is None:
-            raise schema_error(spec.text, "text", record.fields.get(spec.text))
-        return spec.text, record.fields[spec.text]
-    for key in _TEXT_KEYS:
-        if record.fields.get(key) is not None:
-            return key, record.fields[key]
-    raise BadSampleError(
-        Reason.SCHEMA_ERROR, f"none of {', '.join(_TEXT_KEYS)} is there, only {', '.join(record.fields) or 'nothing'}"
-    )
-
-
-def _arranged(kind: MediaKind, media: tuple[_Reference, ...] | None, drafts: list[Draft]) -> Iterator[_Reference]:
-    """Return the media in the order of their places. Raises BadSampleError if places and media do not match."""
-    places = [piece for draft in drafts for piece in draft.pieces if isinstance(piece, Place) and piece.kind is kind]
-    indices = [place.index for place in places if place.index is not None]
-    if media is None and places:
-        raise BadSampleError(Reason.MISSING_MEDIA, f"{len(places)} {kind.value} placeholders, and null in the place of media")
-    media = media or ()
-    if not indices:
-        if len(media) != len(places):
-            raise BadSampleError(Reason.PLACEHOLDER_MISMATCH, f"{len(places)} {kind.value} placeholders for {len(media)} media")
-        return iter(media)
-    if len(indices) < len(places) or set(indices) != set(range(len(media))):
-        raise BadSampleError(
-            Reason.PLACEHOLDER_MISMATCH,
-            f"{len(places)} {kind.value} parts with the indices {indices} for {len(media)} media: each part needs one, from "
-            "0 on, and each medium a part",
-        )
-    return (media[index] for index in indices)
+def _check_unused(
+    record: Record,
+    parsed: shapes.Parsed,
+    own: Mapping[MediaKind, list[Medium]],
+    listed: Mapping[MediaKind, Listed],
+    spec: MappingSpec,
+) -> None:
+    media = [medium for kind in MediaKind for medium in (*own[kind], *listed[kind].whole)]
+    settled = [kind for kind in MediaKind if media_lists.named(kind, spec) is not None]
+    taken = [kind for kind in MediaKind if own[kind] or listed[kind].media]
+    unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
+    used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
+    unused_media.check_fields(record, used, {*settled, *taken}, spec)
+    if parsed.is_pair and not media:
+        question_answer.check_nothing_to_see(record.fields, used, spec)

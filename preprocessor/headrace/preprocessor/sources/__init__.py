@@ -1,9 +1,9 @@
-"""Data sets as shards of records: WebDataset tar, Parquet, JSONL, MosaicML MDS and Megatron-Energon, on any fsspec URL.
+"""Data sets as shards of records: tars, Parquet, Arrow, JSONL, JSON, CSV, MosaicML MDS and Megatron-Energon, on any fsspec URL.
 
     list_shards(job spec)             every shard of every source, in an order that all services agree on
     open_shard(url, source, cache)    one shard: an index of its rows, with random access
 
-    listing.py      which files of a source are shards
+    listing.py      which files of a source are shards: of its one format (formats.py) and its split (splits.py, hub_card.py)
     base.py         Shard: the interface that all formats implement
     blob.py         random access to the bytes of one file, local or remote
     cache.py        remote shards on a local disk, shared by the preprocessors of a host
@@ -11,9 +11,11 @@
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader
-    webdataset.py  parquet.py (parquet_bounds.py)  jsonl.py  mds.py (mds_columns.py)     one format each
+    webdataset.py  parquet.py (parquet_bounds.py)  arrow_stream.py  mds.py (mds_columns.py)     one format each
+    jsonl.py  json_array.py  csv_rows.py (row_files.py)     one format each, of annotations
+    named_media.py  media_files.py     media in files of their own, which rows name
     energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
-    annotation.py   JSON bytes to fields
+    annotation.py   JSON bytes to values
 
 These modules do not know which field of a record is its text or its image; `records.record_to_sample` does.
 """
@@ -23,14 +25,20 @@ from __future__ import annotations
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources import mds
+from headrace.preprocessor.sources.arrow_stream import ArrowShard
 from headrace.preprocessor.sources.base import Shard
 from headrace.preprocessor.sources.blob import BlobCache, local_path
 from headrace.preprocessor.sources.cache import default_cache
+from headrace.preprocessor.sources.csv_rows import CsvShard
 from headrace.preprocessor.sources.energon import EnergonShard, read_recipe
+from headrace.preprocessor.sources.formats import ENDS
+from headrace.preprocessor.sources.json_array import JsonShard
 from headrace.preprocessor.sources.jsonl import JsonlShard
-from headrace.preprocessor.sources.listing import SUFFIXES, is_shard, list_shards
+from headrace.preprocessor.sources.listing import is_shard, list_shards
 from headrace.preprocessor.sources.mds import MdsShard
+from headrace.preprocessor.sources.named_media import TableShard
 from headrace.preprocessor.sources.parquet import ParquetShard
+from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.spec import SourceSpec
 
@@ -47,13 +55,20 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
     Raises DatasetError where the file as a whole cannot be read.
     """
     if not is_shard(url):
-        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {', '.join(SUFFIXES)}")
+        raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {ENDS}")
     if local_path(url) is None and not url.startswith("memory://"):
         cache = cache or default_cache()
     if url.endswith(".parquet"):
-        return ParquetShard(url, cache)
-    if url.endswith(".jsonl"):
-        return JsonlShard(url, cache)
+        return TableShard(ParquetShard(url, cache), url, source)
+    if url.endswith(".arrow"):
+        return TableShard(ArrowShard(url, cache), url, source)
+    rows = plain_name(url)
+    if rows.endswith((".jsonl", ".ndjson")):
+        return JsonlShard(url, cache, source)
+    if rows.endswith(".json"):
+        return JsonShard(url, cache, source)
+    if rows.endswith((".csv", ".tsv")):
+        return CsvShard(url, cache, source)
     if url.endswith(mds.SUFFIXES):
         return MdsShard(url, cache)
     recipe = read_recipe(source)

@@ -11,15 +11,27 @@ from headrace.quarantine import BadSampleError, Reason
 def parse_annotation(data: bytes, what: str) -> dict[str, Any]:
     """Parse the JSON object in `data`; `what` names it in errors.
 
+    Raises BadSampleError as `parse_json` and `as_object` do.
+    """
+    return as_object(parse_json(data, what), what)
+
+
+def parse_json(data: bytes, what: str) -> Any:
+    """Parse the JSON in `data`; `what` names it in errors.
+
     A leading byte-order mark, NaN and Infinity are accepted, and the last of duplicate names counts, as in Python's json.
-    Raises BadSampleError with encoding_error (not UTF-8) or schema_error (not JSON, nested too deeply, not an object).
+    Raises BadSampleError with encoding_error (not UTF-8) or schema_error (not JSON, nested too deeply).
     """
     try:
-        document = json.loads(parse_text(data, what))
+        return json.loads(parse_text(data, what))
     except ValueError as err:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{what} is not JSON: {err}") from err
     except RecursionError as err:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{what} is nested too deeply") from err
+
+
+def as_object(document: Any, what: str) -> dict[str, Any]:
+    """Return a JSON document that is an object. Raises BadSampleError (schema_error) for any other."""
     if not isinstance(document, dict):
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{what}: expected an object, got {type(document).__name__}")
     return document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import threading
 import weakref
@@ -36,6 +37,11 @@ class Blob(ABC):
     def pread(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer only at the end of the file. Raises DatasetError where reading fails."""
 
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return the same as `pread`. Of a local file nothing is read before it is touched, which must be done before others
+        shorten the file."""
+        return memoryview(self.pread(offset, size))
+
     @abstractmethod
     def close(self) -> None:
         """Close the file."""
@@ -64,6 +70,15 @@ class LocalBlob(Blob):
         except OSError as err:
             raise unreadable_error(self._url, err) from err
         return data
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Map the bytes into memory, for as long as the result is referenced."""
+        size = min(size, os.fstat(self._file.fileno()).st_size - offset)
+        if size <= 0:
+            return memoryview(b"")
+        before = offset % mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(self._file.fileno(), before + size, access=mmap.ACCESS_READ, offset=offset - before)
+        return memoryview(mapped)[before:]
 
     def close(self) -> None:
         """Close the file."""

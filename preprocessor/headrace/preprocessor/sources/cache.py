@@ -230,8 +230,15 @@ class _CachedBlob(Blob):
 
         Raises ValueError after `close`.
         """
+        return self._present().pread(offset, size)
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return the same as `pread`, mapped into memory; see `Blob.view`. Evicted, it keeps its space while it is referenced."""
+        return self._present().view(offset, size)
+
+    def _present(self) -> Blob:
         self.let_go_if_evicted()
-        held = self._held  # this reference keeps the file open for the read, even if another thread lets go of it
+        held = self._held  # the caller's reference keeps the file open, even if another thread lets go of it
         if held is None:
             if self._closed:
                 raise ValueError(f"{self._file.url} is closed")
@@ -239,7 +246,7 @@ class _CachedBlob(Blob):
         elif time.monotonic() - self._stamped_s > _STAMP_S:
             self._stamped_s = time.monotonic()
             self._cache.stamp(self._file)
-        return held.pread(offset, size)
+        return held
 
     def let_go_if_evicted(self) -> None:
         """Close the file if it has been evicted, so that the disk gets its space back."""

@@ -4,8 +4,8 @@
     .info.json or .info.yaml    marks a prepared data set
     dataset.yaml                the class of the samples, and the tar member that each of their fields comes from
 
-A source's path names the split after a "#": "/data/coyo#val"; the default is `train`. `dataset_config` and
-`split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
+A source's path names the split after a "#": "/data/coyo#val", or its field `split` does; the default is `train`. `dataset_config`
+and `split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
 
 Fields are passed to the mapping under their own names, so that the usual ones (image, caption, text, conversations, ...) need
 no mapping; `context` and `answers` of a VQASample become a question and the answer of the largest weight. Samples of a
@@ -20,7 +20,7 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -34,6 +34,7 @@ from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
 from headrace.preprocessor.sources.blob import BlobCache, filesystem, read_file
 from headrace.preprocessor.sources.braces import expand_all
+from headrace.preprocessor.sources.splits import ALL
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec
@@ -81,6 +82,16 @@ def parse_selection(path: str) -> Selection:
     return Selection(root=root, **options)
 
 
+def selection_of(source: SourceSpec) -> Selection:
+    """Return what a source's path and its field `split` select. Raises DatasetError where they name different splits."""
+    selection = parse_selection(source.path)
+    if source.split is None:
+        return selection
+    if selection.split not in ("train", source.split):
+        raise DatasetError(f"{source.path} and `split: {source.split}` name different splits; name one of them")
+    return replace(selection, split=source.split)
+
+
 def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
     """Whether `root` is the folder of a prepared Energon data set. Raises whatever the driver raises."""
     return any(fs.isfile(f"{root.rstrip('/')}/{META}/{name}") for name in _INFO_NAMES)
@@ -89,10 +100,14 @@ def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
 def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
     """Return the shards of the selected split that are not excluded, relative to `root`, in the split's order.
 
+    The split `all` is that of every shard, unless the data set has one of that name.
+
     Raises DatasetError where there is no such split, or it has no shard.
     """
     document, what = _split_document(fs, root, selection)
     splits = document.get("split_parts")
+    if isinstance(splits, dict) and selection.split == ALL:
+        splits = {ALL: [name for part in splits.values() for name in _expanded(part, what)]} | splits
     if not isinstance(splits, dict) or selection.split not in splits:
         known = ", ".join(splits) if isinstance(splits, dict) else "none"
         raise DatasetError(f"{what} has no split {selection.split!r}; there are {known} (name one after '#' in the path)")
@@ -122,7 +137,7 @@ def read_recipe(source: SourceSpec) -> Recipe | None:
 
     Raises DatasetError where the data set cannot be read or its samples are of a kind that is not supported.
     """
-    selection = parse_selection(source.path)
+    selection = selection_of(source)
     try:
         fs, root = filesystem(selection.root)
         root = root.rstrip("/")

@@ -1,15 +1,15 @@
-"""Listing of the shards of a source: which of its files are shards, and what they are called.
+"""Listing of the shards of a source: the files that its path stands for, and what they are called.
 
-A folder is refused where its shards are of several formats (such as annotations beside the archives that hold the media, as
-img2dataset writes them) or of evaluation splits beside training splits; the source must then name the files to use.
+A source is of one format (formats.py) and of one split (splits.py, hub_card.py). What is left out of a folder is said, and the
+folder is refused where it is not certain what is meant.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import posixpath
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -18,15 +18,17 @@ from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
-from headrace.preprocessor.sources import energon, mds
-from headrace.preprocessor.sources.blob import filesystem, read_file
+from headrace.preprocessor.sources import energon, hub_card, mds
+from headrace.preprocessor.sources.blob import filesystem, local_path, read_file
 from headrace.preprocessor.sources.download import Retry
+from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, format_of, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
+from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
+from headrace.printable import printable
 from headrace.spec import JobSpec, SourceSpec
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".parquet", ".jsonl", *mds.SUFFIXES)
-_FORMATS = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
-_SPLITS = re.compile(r"(?:^|[-_./])(?:(train|training)|(validation|valid|val|dev|eval|test|testing))(?=[-_./0-9])", re.IGNORECASE)
+log = logging.getLogger(__name__)
+
 _GLOB_CHARACTERS = frozenset("*?[")
 _WEB = ("http://", "https://")
 
@@ -36,8 +38,10 @@ def list_shards(spec: JobSpec, retry: Retry = Retry()) -> list[ShardInfo]:  # no
 
     A source's path is a folder (searched recursively; names that begin with a dot are skipped), one file, a glob, or an
     fsspec URL of any of these. An Energon data set gives the shards of one split, an MDS data set those in its index.json.
-    Raises DatasetError where a path does not exist, cannot be accessed or holds no shard, a protocol is unknown, or an index
-    is damaged.
+    What is left out of a source without being asked for is logged as a warning, in a sentence.
+
+    Raises DatasetError where a path does not exist, cannot be accessed or holds no shard, where it is not certain which of its
+    shards are meant, a protocol is unknown, or an index is damaged.
     """
     return [shard for index, source in enumerate(spec.sources) for shard in _list_source(index, source, retry)]
 
@@ -48,84 +52,85 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
             f"source {source.name!r}: {source.path} is a blend of data sets, which is expanded when a job is submitted; "
             "submit it where the file can be read"
         )
-    selection = energon.parse_selection(source.path)
+    notes: list[str] = []
     try:
+        selection = energon.selection_of(source)
         fs, path = filesystem(selection.root)
-        names, root = retry.call(lambda: _names(fs, path, selection), source.path)
+        wanted = source.split or (None if selection.split == "train" else selection.split)
+        names, root = retry.call(lambda: _names(fs, path, selection, wanted, notes.append), source.path)
     except DatasetError as err:
         raise DatasetError(f"source {source.name!r}: {err}") from err
     except ImportError as err:
         raise DatasetError(f"source {source.name!r}: {source.path} needs another package: {err}") from err
     except Exception as err:  # drivers raise their libraries' errors as well
         raise DatasetError(f"source {source.name!r}: cannot list {source.path} ({err}); check the path and its access") from err
+    if names and source.media_root is not None:
+        _check_media_root(source, names)
     if names is None:
         raise DatasetError(
             f"source {source.name!r}: {source.path} does not exist; give a folder, a file, a glob or an fsspec URL"
         )
-    if not names:
-        raise DatasetError(
-            f"source {source.name!r}: {source.path} holds no shard; shards are files that end in {', '.join(SUFFIXES)}"
-        )
+    for note in dict.fromkeys(notes):  # once, even if the listing was tried again
+        log.warning("source %s: %s", source.name, printable(note))
     return [
         ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
     ]
 
 
-def _names(fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection) -> tuple[list[str] | None, str]:
-    """Return the names of the shards and the folder they are relative to; the names are None where `path` does not exist."""
+def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
+    """Raise DatasetError if a source's `media_root` is no folder (where it is local), or if its format has no use for it."""
+    holding = sorted({format_of(name) for name in names} & {"tar", "MDS"})
+    if holding:
+        raise DatasetError(f"source {source.name!r}: {holding[0]} shards hold their media; leave media_root out")
+    path = local_path(source.media_root or "")
+    if path is not None and not os.path.isdir(path):
+        raise DatasetError(
+            f"source {source.name!r}: media_root {source.media_root} is no folder; name the one that holds the media"
+        )
+
+
+def _names(
+    fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection, wanted: str | None, tell: Callable[[str], None]
+) -> tuple[list[str] | None, str]:
+    """Return the names of the shards and the folder they are relative to; the names are None where `path` does not exist.
+
+    `wanted`: the split that the source asks for; None: none.
+    """
     root, files = _find(fs, path)
     if files is None:
         return None, root
-    names = [posixpath.relpath(file, root) for file in files]
+    names = _relative(files, root)
     if root == path and energon.is_dataset(fs, root):
-        wanted = energon.split_shards(fs, root, selection)
-        missing = sorted(set(wanted) - set(names))
+        shards = energon.split_shards(fs, root, selection)
+        missing = sorted(set(shards) - set(names))
         if missing:
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
-        return wanted, root
-    shards = [name for name, file in zip(names, files, strict=True) if is_shard(file) and not _is_hidden(name)]
-    _check_one_format(shards, _url(fs, root))
-    _check_one_split(shards, _url(fs, root))
+        return shards, root
+    where = _url(fs, root)
+    visible = [name for name in names if not _is_hidden(name)]
+    shards = [name for name in visible if is_shard(posixpath.join(root, name))]
+    snapshots = sorted({"/".join(name.split("/", 2)[:2]) for name in shards if name.startswith("snapshots/")})
+    if len(snapshots) > 1:
+        raise DatasetError(f"{where} holds {len(snapshots)} snapshots of one data set: name one, such as {where}/{snapshots[0]}")
+    split: Callable[[str], str] = split_of
+    if len(shards) > 1 or root == path:
+        shards = [name for name in shards if may_be_shard(name)]
+        if root == path and hub_card.NAME in visible and wanted != ALL:
+            card = read_file(fs, posixpath.join(root, hub_card.NAME), hub_card.MAX_BYTES)
+            if declared := hub_card.splits_of(shards, hub_card.patterns_of(card, where)):
+                shards, split = list(declared), declared.__getitem__
+        shards = choose_format(shards, visible, where, tell)
+    if not shards:
+        raise DatasetError(why_no_shard(visible, selection.root))
+    shards = choose_split(shards, where, wanted, split, tell)
     of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
     others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
     return others + _indexed(fs, root, of_mds, whole=root == path), root
 
 
-def _check_one_format(names: list[str], root: str) -> None:
-    """Raise DatasetError if the shards are of several formats."""
-    examples = {_format(name): name for name in sorted(names, reverse=True)}
-    if len(examples) > 1:
-        kinds = " and ".join(f"{kind} ({name})" for kind, name in sorted(examples.items()))
-        one = max(examples)  # archives hold the media, while files beside them often only describe it
-        suffix = next(suffix for suffix in SUFFIXES if examples[one].endswith(suffix))
-        anywhere = "**/*" if any("/" in name for name in names) else "*"
-        raise DatasetError(
-            f"{root} holds {kinds}, and a source is of one format: name those to train on, for example "
-            f"{posixpath.join(root, anywhere + suffix)}, or make each a source"
-        )
-
-
-def _format(name: str) -> str:
-    return next((kind for suffix, kind in _FORMATS.items() if name.endswith(suffix)), "MDS")
-
-
-def _check_one_split(names: list[str], root: str) -> None:
-    """Raise DatasetError if the shards, by their names, are of several splits and one of these is for evaluation."""
-    examples: dict[str, str] = {}
-    to_train_on: list[str] = []
-    evaluates = False
-    for name in sorted(names, reverse=True):
-        found = _SPLITS.search(name)
-        examples[(found[1] or found[2]).lower() if found else "no split"] = name
-        if found and found[1]:
-            to_train_on.append(name[: found.end()] + ("" if name[found.end()] == "/" else "*"))
-        evaluates = evaluates or bool(found and found[2])
-    if evaluates and len(examples) > 1:
-        kinds = ", ".join(f"{split} ({name})" for split, name in sorted(examples.items()))
-        example = f", for example {posixpath.join(root, to_train_on[-1])}" if to_train_on else ""
-        raise DatasetError(
-            f"{root} holds shards of several splits, {kinds}: name the one to train on{example}, or make each a source"
-        )
+def _relative(files: Sequence[str], root: str) -> list[str]:
+    beginning = root.rstrip("/") + "/"
+    return [file[len(beginning) :] if file.startswith(beginning) else posixpath.relpath(file, root) for file in files]
 
 
 def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:

@@ -27,14 +27,13 @@ import pyarrow as pa
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, open_blob, read_url
+from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob, read_url
 from headrace.preprocessor.sources.mds_columns import Decode, decoder
-from headrace.preprocessor.sources.unpacked import COPY_BYTES, Unpacking
+from headrace.preprocessor.sources.unpacked import CODECS, COPY_BYTES, Unpacking, unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
 INDEX_NAME = "index.json"
-_STREAMED = {".zstd": "zstd", ".gz": "gzip", ".br": "brotli", ".bz2": "bz2"}
-SUFFIXES = (".mds", *(f".mds{packing}" for packing in (*_STREAMED, ".snappy")))
+SUFFIXES = (".mds", *(f".mds{packing}" for packing in (".zstd", ".gz", ".br", ".bz2", ".snappy")))
 MAX_INDEX_BYTES = 128 * 2**20  # an index has about a kilobyte per shard
 _MAX_HEADER_BYTES = 2**20
 _MAX_SNAPPY_RATIO = 32  # at best snappy encodes 64 bytes in 3
@@ -256,19 +255,19 @@ def _unpacked(packed: Blob, packing: str, url: str) -> Blob:
 
     Raises BadSampleError where the data are damaged or the shard is too large.
     """
+    if packing != ".snappy":
+        blob, failure = unpack(packed, url, CODECS[packing])
+        if failure is not None:
+            del blob  # what could be unpacked is not used, and its space is given back with the last reference
+            raise failure
+        return blob
     unpacking = Unpacking(packed, url)
     try:
-        if packing == ".snappy":
-            unpacking.write(_snappy(packed))
-        else:
-            chunk = memoryview(bytearray(COPY_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
-            with pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), _STREAMED[packing]) as stream:
-                while size := stream.readinto(chunk):
-                    unpacking.write(chunk[:size])
+        unpacking.write(_snappy(packed))
     except BaseException as err:
         unpacking.discard()
-        if isinstance(err, pa.ArrowException | EOFError) or (isinstance(err, OSError) and err.errno is None):
-            raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the {packing[1:]} data is damaged: {err}") from err
+        if isinstance(err, pa.ArrowException) or (isinstance(err, OSError) and err.errno is None):
+            raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the snappy data is damaged: {err}") from err
         raise
     finally:
         packed.close()

@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.errors import DatasetError, HeadraceError
 from headrace.preprocessor.sources.blob import filesystem, read_file
-from headrace.preprocessor.sources.energon import MAX_YAML_BYTES, Selection, load_yaml, parse_selection
+from headrace.preprocessor.sources.energon import MAX_YAML_BYTES, Selection, load_yaml, parse_selection, selection_of
 from headrace.spec import JobSpec, SourceSpec, parse_spec
 
 SUFFIXES = (".yaml", ".yml")
@@ -72,7 +72,9 @@ def expand(spec: JobSpec) -> JobSpec:
                     "round the repetitions, or use blend with weights"
                 )
             for _ in range(copies):
-                changes = {"path": leaf.path, "name": names.of(leaf), "weight": leaf.weight}
+                changes: dict[str, Any] = {"path": leaf.path, "name": names.of(leaf), "weight": leaf.weight}
+                if is_metadataset(source):
+                    changes["split"] = None  # each path of a blend names its own
                 sources.append({**source.model_dump(), **changes})
     return parse_spec({**spec.model_dump(), "sources": sources})
 
@@ -98,7 +100,7 @@ class _Names:
 def _leaves(source: SourceSpec) -> list[_Leaf]:
     if not is_metadataset(source):
         return [_Leaf(path=source.path, weight=source.weight)]
-    leaves = list(_file(parse_selection(source.path), f"source {source.name!r}: ", 0))
+    leaves = list(_file(selection_of(source), f"source {source.name!r}: ", 0))
     if source.weight is None:
         return leaves
     if any(leaf.repetitions != 1 for leaf in leaves):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import tempfile
 import threading
 import weakref
-from typing import BinaryIO, cast
+import zlib
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.sources.base import check_size
-from headrace.preprocessor.sources.blob import Blob, LocalBlob
+from headrace.preprocessor.sources.blob import Blob, BlobReader, LocalBlob
+from headrace.quarantine import BadSampleError, Reason
 
 COPY_BYTES = 2**20
 MAX_SHARD_BYTES = 8 * 2**30  # sound MDS shards have at most half of it, as their offsets are 32 bits wide
@@ -18,6 +24,8 @@ MAX_TOTAL_BYTES = 32 * 2**30
 MAX_RATIO = 200
 """Unpacked bytes allowed per packed byte. Captions of ten characters, each in tar blocks of its own, are compressed to a
 fiftieth; zeros to a thousandth."""
+CODECS = {".gz": "gzip", ".tgz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".br": "brotli"}
+"""The codec that the end of a file's name tells."""
 MIN_BYTES = 256 * 2**20
 """Size that any shard may unpack to, however small it is packed."""
 
@@ -52,6 +60,46 @@ class Unpacking:
         """Close the file and give its space back at once."""
         self._file.close()
         _give_back(self._size)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a file, or its URL, without the end that tells how it is packed."""
+    return next((name.removesuffix(end) for end in CODECS if name.endswith(end)), name)
+
+
+def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | None]:
+    """Unpack a shard as far as it is sound; also return what ended it early, if anything. Closes `packed`.
+
+    `codec` is one of CODECS' values. Raises DatasetError where all unpacked shards together would exceed their limit.
+    """
+    unpacking = Unpacking(packed, url)
+    failure = None
+    try:
+        with _opened(packed, codec) as stream:
+            chunk = memoryview(bytearray(COPY_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
+            while size := stream.readinto(chunk):
+                unpacking.write(chunk[:size])
+    except BadSampleError as err:
+        failure = BadSampleError(err.reason, err.detail)  # without a traceback, which would keep all that refers to the blob
+    except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as err:
+        if isinstance(err, OSError) and err.errno is not None:
+            unpacking.discard()
+            raise
+        reason = Reason.ARCHIVE_TRUNCATED if isinstance(err, EOFError) else Reason.ARCHIVE_CORRUPT
+        ending = "ends early" if isinstance(err, EOFError) else f"is damaged: {err}"
+        failure = BadSampleError(reason, f"the {codec} data {ending}")
+    except BaseException:
+        unpacking.discard()
+        raise
+    finally:
+        packed.close()
+    return unpacking.finish(), failure
+
+
+def _opened(packed: Blob, codec: str) -> Any:
+    if codec == "gzip":  # Python's tells data that end early from damaged ones
+        return gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), COPY_BYTES))
+    return pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), codec)
 
 
 _lock = threading.Lock()

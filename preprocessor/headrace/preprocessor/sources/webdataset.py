@@ -5,28 +5,32 @@ extension "2.webp"). Extensions are compared in lower case. The annotation is KE
 other members are media if the annotation names them or if their extension is a medium's.
 
 Members of a sample need not be next to each other, since the whole archive is indexed before anything is read. Folders,
-members without an extension and names that begin with a dot are skipped. Gzipped archives (.tar.gz, .tgz) are unpacked into
-an unnamed temporary file; gzip data under the name .tar is rejected as archive_corrupt.
+members without an extension and names that begin with a dot are skipped. Packed archives (.tar.gz, .tgz, .tar.zst, .tar.bz2)
+are unpacked into an unnamed temporary file; packed data under the name .tar are rejected as archive_corrupt.
+
+Where a json member names an image by another name than that of a member, as annotations do that were written for files, and the
+sample has exactly one image, it is that one; recordings likewise. A json member that is a list of turns is the conversation.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.sources.annotation import parse_annotation, parse_text
+from headrace.preprocessor.sources.annotation import as_object, parse_json, parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, open_blob
+from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.preprocessor.sources.tar import Damage, TarMember, scan
-from headrace.preprocessor.sources.unpacked import COPY_BYTES, Unpacking
+from headrace.preprocessor.sources.unpacked import unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
-_GZIP_MAGIC = b"\x1f\x8b"
+_PACKED = re.compile(rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<bz2>BZh[1-9]1AY&SY)")
+_TEXTS = ("txt", "text", "transcript")
+_TURNS = {"conversations": {"from", "value"}, "messages": {"role", "content"}}
+_ENDS = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,20 +40,24 @@ class _Span:
 
 
 class WebDatasetShard(Shard):
-    """A shard that is one WebDataset tar archive, plain or gzipped."""
+    """A shard that is one WebDataset tar archive, plain or packed."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
         index = _Index()
         self._blob = open_blob(url, cache)
-        if self._blob.pread(0, len(_GZIP_MAGIC)) != _GZIP_MAGIC:
+        packing = _PACKED.match(self._blob.pread(0, 10))
+        codec = packing and packing.lastgroup
+        if codec is None:
             index.add_archive(self._blob)
         elif url.endswith(".tar"):
-            index.reject("", Reason.ARCHIVE_CORRUPT, "gzip data under the name .tar; name it .tar.gz or unpack it")
+            index.reject(
+                "", Reason.ARCHIVE_CORRUPT, f"{codec} data under the name .tar; name it .tar.{_ENDS[codec]} or unpack it"
+            )
         else:
-            self._blob, failure = _unpacked(self._blob, url)
+            self._blob, failure = unpack(self._blob, url, codec)
             index.add_archive(self._blob)
             if failure:
-                index.reject("", *failure)
+                index.reject("", failure.reason, failure.detail)
         self._keys = [key for key in index.samples if key not in index.rejected_keys]
         self._spans = [index.samples[key] for key in self._keys]
         self.num_rows = len(self._keys)
@@ -60,16 +68,20 @@ class WebDatasetShard(Shard):
         return self._keys[row]
 
     def read(self, row: int) -> Record:
-        """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError."""
+        """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError.
+
+        KEY.text or KEY.transcript stand for KEY.txt where there is none.
+        """
         spans = self._spans[row]
-        fields = {}
-        if "txt" in spans:
-            fields["txt"] = parse_text(self._annotation(spans["txt"], "txt"), "the txt member")
+        fields: dict[str, Any] = {}
+        text = next((name for name in _TEXTS if name in spans), None)
+        if text is not None:
+            fields["txt"] = parse_text(self._annotation(spans[text], text), f"the {text} member")
         if "json" in spans:
-            fields |= parse_annotation(self._annotation(spans["json"], "json"), "the json member")
-        if not fields and spans.keys().isdisjoint(("json", "txt")):
+            fields |= _annotated(self._annotation(spans["json"], "json"))
+        if text is None and "json" not in spans:
             raise BadSampleError(Reason.SCHEMA_ERROR, f"no json or txt member, only {', '.join(spans)}")
-        members = tuple(sorted(spans.keys() - {"json", "txt"}, key=_natural))
+        members = tuple(sorted(spans.keys() - {"json", text}, key=_natural))
         return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)
 
     def extensions(self, row: int) -> tuple[str, ...]:
@@ -102,6 +114,16 @@ class WebDatasetShard(Shard):
         if len(data) < span.size:
             raise BadSampleError(Reason.ARCHIVE_TRUNCATED, "the archive has become shorter since it was indexed")
         return data
+
+
+def _annotated(data: bytes) -> dict[str, Any]:
+    """Return the fields of a json member, a list of turns as the field that holds such a list. Raises BadSampleError."""
+    document = parse_json(data, "the json member")
+    if isinstance(document, list) and document and all(isinstance(turn, dict) for turn in document):
+        for field, keys in _TURNS.items():
+            if all(keys <= turn.keys() for turn in document):
+                return {field: document}
+    return as_object(document, "the json member")
 
 
 class _Index:
@@ -168,25 +190,3 @@ def _split(name: str) -> tuple[str, str]:
 def _natural(name: str) -> list[tuple[int, str]]:
     """Return a sort key that puts "2.jpg" before "10.jpg"."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part]
-
-
-def _unpacked(packed: Blob, url: str) -> tuple[Blob, tuple[Reason, str] | None]:
-    """Unpack a gzipped archive as far as it is sound; also return what ended it early, if anything. Closes `packed`."""
-    unpacking = Unpacking(packed, url)
-    failure = None
-    try:
-        with gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), COPY_BYTES)) as stream:
-            while chunk := stream.read(COPY_BYTES):
-                unpacking.write(chunk)
-    except BadSampleError as err:
-        failure = err.reason, err.detail
-    except EOFError:
-        failure = (Reason.ARCHIVE_TRUNCATED, "the gzip data ends early")
-    except (gzip.BadGzipFile, zlib.error) as err:
-        failure = (Reason.ARCHIVE_CORRUPT, f"the gzip data is damaged: {err}")
-    except BaseException:
-        unpacking.discard()
-        raise
-    finally:
-        packed.close()
-    return unpacking.finish(), failure

@@ -10,9 +10,10 @@ sequence has nothing before it, so its label is ignored.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.manifest import Vocabulary
-from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import TextEncoder, load_encoder
 from headrace.preprocessor.text.templates import TEMPLATES, Frame, Template
 from headrace.quarantine import BadSampleError, Reason
@@ -29,8 +30,6 @@ from headrace.text_spec import TextSpec
 
 NO_TOKEN = -1
 """The id given for a placeholder that a template does not have."""
-
-_Item = str | Image | Audio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +85,8 @@ class ChatTemplate:
             frame = self._opening if index == 0 and turn.role is Role.SYSTEM else self._frames[turn.role]
             builder.add(frame.head, loss=False)
             for item in self._items(turn, trim=frame.trim):
-                if isinstance(item, str):
-                    builder.add([item], loss=turn.loss)
+                if isinstance(item, Text):
+                    builder.add([item.text], loss=turn.loss and item.learnt)
                 else:
                     self._add_medium(builder, item, next(media))
             builder.add(frame.end, loss=turn.loss)
@@ -106,18 +105,14 @@ class ChatTemplate:
             return turns[1:] if given else turns
         return turns if given else (Turn(role=Role.SYSTEM, segments=(Text(text=template.system),)), *turns)
 
-    def _items(self, turn: Turn, *, trim: bool) -> Iterator[_Item]:
-        """Yield the text and media of a turn in the order in which the template puts them."""
+    def _items(self, turn: Turn, *, trim: bool) -> list[Segment]:
+        """Return the text and media of a turn in the order in which the template puts them."""
         gap = self._template.media_gap
-        if gap is not None and turn.role is not Role.DOCUMENT:
-            for segment in turn.segments:
-                if not isinstance(segment, Text):
-                    yield segment
-                    yield gap
-            words = self._template.joint.join(segment.text for segment in turn.segments if isinstance(segment, Text))
-            yield words.strip() if trim else words
-        else:
-            yield from _trimmed(_merged(turn)) if trim else _merged(turn)
+        if gap is None or turn.role is Role.DOCUMENT:
+            return _trimmed(_merged(turn.segments)) if trim else _merged(turn.segments)
+        words = _merged([segment for segment in turn.segments if isinstance(segment, Text)], self._template.joint)
+        media = (segment for segment in turn.segments if not isinstance(segment, Text))
+        return [*(item for medium in media for item in (medium, Text(text=gap))), *(_trimmed(words) if trim else words)]
 
     def _add_medium(self, builder: _SequenceBuilder, medium: Image | Audio, num_tokens: int) -> None:
         if isinstance(medium, Image):
@@ -208,20 +203,20 @@ class _SequenceBuilder:
             raise BadSampleError(Reason.TOO_LONG, f"more than {self._max_tokens} tokens")
 
 
-def _merged(turn: Turn) -> Iterator[_Item]:
-    """Yield the text and media of a turn in their own order, with neighbouring texts joined."""
-    for is_text, group in groupby(turn.segments, key=lambda segment: isinstance(segment, Text)):
-        if is_text:
-            yield "".join(segment.text for segment in group if isinstance(segment, Text))
+def _merged(segments: Iterable[Segment], joint: str = "") -> list[Segment]:
+    """Return text and media in their own order, with neighbouring texts that are learnt alike joined by `joint`."""
+    merged: list[Segment] = []
+    for learnt, group in groupby(segments, key=lambda segment: segment.learnt if isinstance(segment, Text) else None):
+        if learnt is None:
+            merged += group
         else:
-            yield from (segment for segment in group if not isinstance(segment, Text))
+            merged.append(Text(text=joint.join(text.text for text in group if isinstance(text, Text)), learnt=learnt))
+    return merged
 
 
-def _trimmed(items: Iterable[_Item]) -> list[_Item]:
+def _trimmed(items: list[Segment]) -> list[Segment]:
     """Strip white space from both ends of a turn, where media do not count as white space."""
-    trimmed = list(items)
-    if trimmed and isinstance(trimmed[0], str):
-        trimmed[0] = trimmed[0].lstrip()
-    if trimmed and isinstance(trimmed[-1], str):
-        trimmed[-1] = trimmed[-1].rstrip()
-    return trimmed
+    for index, strip in ((0, str.lstrip), (-1, str.rstrip)):
+        if items and isinstance(end := items[index], Text):
+            items[index] = dataclasses.replace(end, text=strip(end.text))
+    return items

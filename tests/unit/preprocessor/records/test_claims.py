@@ -72,6 +72,17 @@ def test_which_picture_is_meant_must_be_said(members: tuple[str, str]) -> None:
     assert shown({"texts": ["<image>", "<image>"], "images": [one, other]}, members) == ["Image", "Image"]
 
 
+def test_a_former_path_means_the_only_picture_of_a_tar() -> None:
+    """As annotations of LLaVA's have it after they and their pictures were packed."""
+    fields = {"conversations": [{"from": "human", "value": "<image>?"}, {"from": "gpt", "value": "A barn."}]}
+    former = {**fields, "image": "coco/train2017/0001.jpg"}
+    assert shown(former, ("jpg",)) == shown(former, ("jpeg",)) == shown(former, ("jpg", "cls")) == ["Image", "Text", "Text"]
+    assert shown({"texts": ["<audio>"], "audio": "a/0001.wav"}, ("jpg", "wav"), ignore=("jpg",)) == ["Audio"]
+    for members in (("seg.jpg",), ("png",), ("jpg", "1.jpg"), ("jpg", "png")):
+        assert "nothing uses the member" in refusal(former, members), "which one it was is not certain"
+    assert "nothing uses the member jpg" in refusal({**fields, "image": ["a/0001.jpg", "a/0002.jpg"]}, ("jpg",))
+
+
 def test_two_recordings_are_told_apart_alike() -> None:
     assert "wav, flac are meant" in refusal({"txt": "hello"}, ("wav", "flac"))
     assert shown({"txt": "hello"}, ("0.wav", "1.flac", "jpg")) == ["Image", "Audio", "Audio", "Text"]

@@ -43,6 +43,7 @@ def refusal(fields: dict[str, Any]) -> BadSampleError:
         ("tool_calls", CALL),
         ("function_call", {"name": "add"}),
         ("reasoning_content", "Two and three."),
+        ("reasoning", "Two and three."),
         ("thinking", "Hm."),
         ("refusal", "I cannot."),
         ("images", ["a.jpg"]),
@@ -131,20 +132,20 @@ def test_other_weights_and_answers_without_any_are_refused() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("loss", False),
-        ("loss", 0),
-        ("train", False),
-        ("train", "no"),
-        ("loss_weight", 0),
-        ("loss_weight", 0.5),
-        ("mask", 1),
-        ("mask", 0),
-    ],
-)
-def test_other_names_of_a_weight_are_refused_where_they_ask_for_something(flag: str, value: Any) -> None:
+@pytest.mark.parametrize("flag", ["loss", "train", "loss_weight"])
+@pytest.mark.parametrize("value", [False, 0, 0.0])
+def test_other_names_of_a_weight_are_followed(flag: str, value: Any) -> None:
+    last = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "5", flag: True}]
+    fields = {"messages": [USER, ANSWER | {flag: value}, *last]}
+    assert [turn.loss for turn in sample(fields).turns] == [False, False, False, True]
+    assert [turn.loss for turn in sample(fields, ignore=(flag,)).turns] == [False, True, False, True]
+    pairs = {"texts": [{"user": "?", "assistant": "5", flag: value}, {"user": "?", "assistant": "6"}]}
+    assert [turn.loss for turn in sample(pairs).turns] == [False, False, False, True]
+    assert f"weight and {flag} differ" in refusal({"messages": [USER, ANSWER | {flag: value, "weight": 1}]}).detail
+
+
+@pytest.mark.parametrize(("flag", "value"), [("train", "no"), ("loss_weight", 0.5), ("mask", 1), ("mask", 0)])
+def test_other_names_of_a_weight_are_refused_where_they_say_anything_else(flag: str, value: Any) -> None:
     for fields in (
         {"messages": [USER, ANSWER | {flag: value}]},
         {"conversations": [{"from": "human", "value": "2 + 3?"}, {"from": "gpt", "value": "5", flag: value}]},
@@ -201,25 +202,3 @@ def test_indices_that_leave_a_medium_or_a_part_alone_are_refused(indices: tuple[
 @pytest.mark.parametrize("index", ["0", True, 0.5])
 def test_an_index_is_a_number(index: Any) -> None:
     assert "messages[0].content[0].index: expected a number from 0 on" in refusal({**parts(index), "images": ["a"]}).detail
-
-
-@pytest.mark.parametrize(
-    ("part", "detail"),
-    [
-        (
-            {"type": "image", "image": "a.jpg"},
-            "content[0].image: media inside of parts are not taken; list them in order under images",
-        ),
-        (
-            {"type": "audio", "url": "a.wav"},
-            "content[0].url: media inside of parts are not taken; list them in order under audios",
-        ),
-        ({"type": "video"}, "content[0]: expected a part of type text, image or audio, got the type 'video'"),
-        ({"type": "image_url", "image_url": {"url": "a"}}, "got the type 'image_url'"),
-        ({"type": "thinking", "thinking": "Hm."}, "got the type 'thinking'"),
-    ],
-)
-def test_parts_that_are_not_taken_are_named(part: dict[str, Any], detail: str) -> None:
-    error = refusal({"messages": [USER | {"content": [part]}, ANSWER], "images": ["a"]})
-    assert error.reason is Reason.SCHEMA_ERROR
-    assert detail in error.detail

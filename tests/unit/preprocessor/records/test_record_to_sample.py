@@ -78,6 +78,22 @@ def test_caption_without_placeholder_has_its_media_in_front() -> None:
     assert simple({"txt": "both"}, ("wav", "2.jpg")) == [("document", ["<image 2.jpg>", "<audio wav>", "both"])]
 
 
+@pytest.mark.parametrize("key", ["transcription", "transcript", "sentence"])
+def test_a_transcript_is_a_caption_of_its_medium(key: str) -> None:
+    assert simple({"audio": "a", key: "hello", "path": "x", "age": "teens"}) == [("document", ["<audio a>", "hello"])]
+    assert simple({key: "hello"}, ("png",)) == [("document", ["<image png>", "hello"])]
+    assert simple({"audio": "a", key: "hello", "question": "?", "answer": "!"})[0] == ("user", ["<audio a>", "?"])
+    assert "none of texts" in refusal({key: "hello", "label": 1}).detail
+    assert "none of texts" in refusal({key: "hello", "audio": None}).detail
+    assert "none of texts" in refusal({"audio": "a", "transcription": "hello", "sentence": "Hello."}).detail
+
+
+def test_an_empty_name_is_no_medium() -> None:
+    """As LLaVA's rows of text have it."""
+    assert simple({"texts": [{"user": "q", "assistant": "a"}], "image": ""}) == [("user", ["q"]), ("assistant", ["a"])]
+    assert refusal({"texts": ["<image>"], "image": ""}).reason is Reason.MISSING_MEDIA
+
+
 def test_caption_with_placeholder_keeps_its_place() -> None:
     assert simple({"text": "see <image>!", "image": "a"}) == [("document", ["see ", "<image a>", "!"])]
 
@@ -125,7 +141,7 @@ def test_loss_is_on_answers_and_documents() -> None:
         ({"texts": "a string"}, Reason.SCHEMA_ERROR, "texts: expected a list, got a string"),
         ({"caption": 3}, Reason.SCHEMA_ERROR, "caption: expected a string or a list, got int"),
         ({"texts": ["a", 3]}, Reason.SCHEMA_ERROR, "texts[0]: expected a turn"),
-        ({"texts": ["a", None]}, Reason.SCHEMA_ERROR, "texts[0]: expected a turn"),
+        ({"texts": ["a", None]}, Reason.SCHEMA_ERROR, "texts and images have nulls in each other's place"),
         ({"texts": [{"user": "q"}]}, Reason.SCHEMA_ERROR, "texts[0]: expected {user, assistant}"),
         ({"texts": [{"user": "q", "assistant": None}]}, Reason.SCHEMA_ERROR, "texts[0].assistant: expected a string, got null"),
         ({"conversations": [{"from": 1, "value": "x"}]}, Reason.SCHEMA_ERROR, "conversations[0].from: expected a string"),

@@ -10,8 +10,10 @@ import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import pyarrow as pa
 import pytest
 
 from headrace.errors import DatasetError
@@ -43,6 +45,13 @@ def test_caption_beside_json(write_tar: WriteTar) -> None:
     with WebDatasetShard(str(write_tar({"a.txt": "é".encode(), "a.json": {"width": 3}, "b.txt": b"only"}))) as shard:
         assert shard.read(0).fields == {"txt": "é", "width": 3}
         assert shard.read(1).fields == {"txt": "only"}
+
+
+def test_other_names_of_a_text(write_tar: WriteTar) -> None:
+    members = {"a.transcript": b"said", "a.wav": b"x", "b.text": b"read", "b.json": {}, "c.txt": b"t", "c.text": b"other"}
+    with WebDatasetShard(str(write_tar(members))) as shard:
+        assert [shard.read(row).fields for row in range(3)] == [{"txt": "said"}, {"txt": "read"}, {"txt": "t"}]
+        assert [shard.read(row).members for row in range(3)] == [("wav",), (), ("text",)]
 
 
 def test_what_is_no_part_of_a_sample_is_skipped(tmp_path: Path) -> None:
@@ -143,3 +152,48 @@ def test_missing_file(url: str, source: SourceSpec) -> None:
 def test_other_suffix(source: SourceSpec) -> None:
     with pytest.raises(DatasetError, match="is not a shard"):
         open_shard("/data/x.zip", source)
+
+
+@pytest.mark.parametrize("codec", ["zst", "bz2"])
+def test_other_packings(tmp_path: Path, write_tar: WriteTar, codec: str) -> None:
+    plain = write_tar({"a.txt": b"1", "b.txt": b"2"}).read_bytes()
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, {"zst": "zstd"}.get(codec, codec)) as stream:
+        stream.write(plain)
+    packed = bytes(sink.getvalue())
+    for name, size in {f"s.tar.{codec}": len(packed), f"cut.tar.{codec}": len(packed) - 8}.items():
+        (tmp_path / name).write_bytes(packed[:size])
+    with WebDatasetShard(str(tmp_path / f"s.tar.{codec}")) as shard:
+        assert [shard.read(row).fields["txt"] for row in range(2)] == ["1", "2"]
+        assert shard.rejected == ()
+    with WebDatasetShard(str(tmp_path / f"cut.tar.{codec}")) as shard:
+        assert shard.rejected
+    (tmp_path / "s.tar").write_bytes(packed)
+    with WebDatasetShard(str(tmp_path / "s.tar")) as shard:
+        assert [item.reason for item in shard.rejected] == [Reason.ARCHIVE_CORRUPT]
+        assert f"name it .tar.{codec}" in shard.rejected[0].detail
+
+
+def test_a_member_whose_name_begins_like_packed_data(write_tar: WriteTar) -> None:
+    with WebDatasetShard(str(write_tar({"BZh91/a.txt": b"1"}))) as shard:
+        assert shard.read(0).fields == {"txt": "1"}
+
+
+@pytest.mark.parametrize(
+    ("turns", "field"),
+    [
+        ([{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "conversations"),
+        ([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 1}], "messages"),
+        ([], None),
+        ([{"role": "user", "content": "q"}, {"from": "gpt", "value": "a"}], None),
+        (["a caption", "another"], None),
+    ],
+)
+def test_a_list_of_turns_is_the_conversation(write_tar: WriteTar, turns: list[Any], field: str | None) -> None:
+    """What Megatron-LM's conversion of LLaVA writes."""
+    with WebDatasetShard(str(write_tar({"a.json": turns}))) as shard:
+        if field:
+            assert shard.read(0).fields == {field: turns}
+        else:
+            with pytest.raises(BadSampleError, match="schema_error: the json member: expected an object, got list"):
+                shard.read(0)

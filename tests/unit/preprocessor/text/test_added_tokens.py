@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
+from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import to_sample
 from headrace.preprocessor.text import BUNDLED, TextEncoder, byte_pairs
 from headrace.preprocessor.text.template import load_template
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import MappingSpec
 from headrace.text_spec import TextSpec
 
 PLAIN = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>")

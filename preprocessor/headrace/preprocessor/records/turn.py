@@ -1,0 +1,69 @@
+"""What a sample is made of: turns, which are texts, images and recordings in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """The speaker of a turn. A caption or document is one turn with the role DOCUMENT, which has no speaker."""
+
+    SYSTEM = "system"
+    USER = "user"
+    ASSISTANT = "assistant"
+    DOCUMENT = "document"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A piece of text, which may contain anything, control tokens' names included."""
+
+    text: str
+    learnt: bool = True
+    """Whether the text is learnt if its turn is; thoughts can be masked, which are then read and not learnt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The bytes of an image file."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audio:
+    """The bytes of an audio file."""
+
+    data: bytes
+
+
+Segment = Text | Image | Audio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one role says: text and media in order."""
+
+    role: Role
+    segments: tuple[Segment, ...]
+    learnt: bool = True
+    """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+
+    @property
+    def loss(self) -> bool:
+        """Whether the text of this turn is to be learnt, but for masked pieces of it."""
+        return self.learnt and self.role in (Role.ASSISTANT, Role.DOCUMENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One or more turns; at least one of them carries loss."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        """The segments of all turns in order."""
+        return (segment for turn in self.turns for segment in turn.segments)
