@@ -49,7 +49,7 @@ bench-planning: setup  ## measure the planner: one table of ours, published or p
 bench-transport: setup  ## measure payload from process to process, beside a raw socket and a memcpy (under a minute)
 	@$(BIN)/python -m benchmarks.transport
 
-bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, memory (about 13 minutes)
+bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, formats, memory (about 20 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
 bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (16 minutes)

@@ -20,6 +20,7 @@ class Site:
     """What a server has, how it behaves, and what it was asked for."""
 
     files: dict[str, bytes] = field(default_factory=dict)
+    """By name; one that ends in a slash is the page of a folder."""
     heads: bool = True
     """Whether it answers HEAD."""
     ranges: bool = True
@@ -70,7 +71,8 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._refuse(404, {})
             return
-        headers = {"Content-Type": "application/octet-stream", "ETag": f'"{hash(data)}"'}
+        kind = "text/html" if name.endswith("/") else "application/octet-stream"
+        headers = {"Content-Type": kind, "ETag": f'"{hash(data)}"'}
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if self._site.ranges else None
         if asked:
             first, total = int(asked[1]), len(data)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.preprocess`: codecs, delivery beside other loaders, scaling, memory; a table and a JSON file."""
+"""`python -m benchmarks.preprocess`: codecs, delivery beside other loaders, scaling, formats, memory; a table and a JSON file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.preprocess import codecs, delivery, memory, scaling
+from benchmarks.preprocess import codecs, delivery, formats, memory, scaling
 from benchmarks.preprocess.workload import write_photos
 from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
@@ -33,6 +33,7 @@ def main() -> None:
             *codecs.sections(quick=options.quick),
             *delivery.sections(photos, rounds=rounds, seconds=seconds),
             *scaling.sections(photos, rounds=rounds, seconds=seconds),
+            *formats.sections(Path(folder) / "formats", rounds=rounds, quick=options.quick),
             *memory.sections(Path(folder) / "spread", quick=options.quick),
         ]
     report = Report(

@@ -150,3 +150,18 @@ def memory_bytes(pid: int) -> tuple[int, int]:
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kib = {name: int(value.split()[0]) for name, _, value in lines if name in ("VmRSS", "RssShmem")}
     return kib["VmRSS"] << 10, kib["RssShmem"] << 10
+
+
+def most_memory_bytes(pid: int) -> int:
+    """What a process had in memory at most since its start, shared memory included."""
+    return _proc_number(pid, "status", "VmHWM") << 10
+
+
+def read_bytes(pid: int) -> int:
+    """What a process has read by system calls, whether from a disk or from the page cache."""
+    return _proc_number(pid, "io", "rchar")
+
+
+def _proc_number(pid: int, file: str, name: str) -> int:
+    lines = (line.partition(":") for line in Path(f"/proc/{pid}/{file}").read_text().splitlines())
+    return next(int(value.split()[0]) for key, _, value in lines if key == name)

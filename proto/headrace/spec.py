@@ -42,7 +42,7 @@ class ImageSpec(SpecSection):
     """Images with a side of fewer pixels than this are refused as too_small, from their header."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
     """Images whose decoding would hold more MiB than this are refused as too_large, from their header: 8 bytes a pixel, 14 for a
-    progressive JPEG, 18 for a WebP."""
+    progressive JPEG, 18 for a WebP, about 20 for an AVIF and 25 for a JPEG 2000."""
     max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
     background: tuple[int, int, int] = (255, 255, 255)
     """RGB colour behind transparent pixels."""

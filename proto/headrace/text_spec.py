@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from datetime import date
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace import limits
 from headrace.user_document import SpecSection
@@ -15,8 +16,18 @@ class TextSpec(SpecSection):
 
     tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
     """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
-    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision"] = "chatml"
-    """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name."""
+    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision", "chat_template"] = "chatml"
+    """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name, and
+    chat_template is the one that lies beside the tokenizer, as `apply_chat_template` of transformers takes it."""
+    chat_template_kwargs: Annotated[dict[str, str | int | float | bool | None], Field(max_length=100)] = Field(
+        default_factory=dict
+    )
+    """Variables for the tokenizer's chat template, such as `enable_thinking`."""
+    today: date | None = None
+    """The date that the tokenizer's chat template gets as today's. None: a template that asks for it is refused, since its
+    sequences would be others every day."""
+    allow_tokens: Annotated[tuple[str, ...], Field(max_length=10_000)] = ()
+    """Special tokens of the tokenizer that data may write: their names in a text are the tokens. All others are text there."""
     image_token: str = ""
     """Control token that stands for an image in the sequence. Empty: the template's own."""
     audio_token: str = ""
@@ -26,3 +37,11 @@ class TextSpec(SpecSection):
     """Samples with more tokens than this are quarantined as too_long."""
     min_targets: Annotated[int, Field(ge=0)] = 0
     """Samples with fewer tokens to learn than this are quarantined as too_short."""
+
+    @model_validator(mode="after")
+    def _chat_template_has_a_tokenizer(self) -> Self:
+        if self.template == "chat_template" and not self.tokenizer:
+            raise ValueError("template chat_template is the one beside a tokenizer: name its tokenizer.json in text.tokenizer")
+        if self.template != "chat_template" and (self.chat_template_kwargs or self.today):
+            raise ValueError("chat_template_kwargs and today are for template: chat_template")
+        return self

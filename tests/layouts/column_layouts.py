@@ -184,5 +184,5 @@ LAYOUTS: tuple[Layout, ...] = (
         file="train.tsv", text=_tsv, read_rows=load_table),
     jsonl("tsv-audio", "TSV: `path`, `sentence`, as Common Voice", lambda i: {"path": f"clips/{i}.wav", "sentence": caption(i)},
         lambda found, load: document(load(found["path"]), found["sentence"]), media="", sounds="clips/{}.wav", file="train.tsv",
-        text=_tsv, read_rows=load_table),
+        text=_tsv, read_rows=load_table, mapping={"text": "sentence", "audios": "path"}),
 )  # fmt: skip

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
-from headrace.preprocessor.text.template import TokenSequence, load_template
+from headrace.preprocessor.text.sequence import TokenSequence
+from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.spec import JobSpec, SourceSpec

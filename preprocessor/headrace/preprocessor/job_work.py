@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headrace.errors import DatasetError
 from headrace.manifest import MAX_SHARD_ROWS, ShardInfo, Shards
+from headrace.observability import metrics
 from headrace.preprocessor.decoding import (
     LoadedPart,
     LoadedSample,
@@ -142,6 +143,7 @@ class JobWork:
                 self._sizes.put(self.name, ref, sizes, sizes.nbytes)
                 if self._media is not None and isinstance(loaded, LoadedSample):
                     self._media.put(self.name, ref, loaded, loaded.nbytes)
+                metrics.TOKENS_DISARMED.inc(sizes.sequence.num_disarmed)
                 good.append((ref.sample_id, probe_of(self.sample_name(ref), sizes)))
         return good, rejected
 

@@ -54,6 +54,11 @@ DECODED_BYTES = Counter("headrace_preprocessor_decoded_bytes_total", "Payload of
 SAMPLES_REJECTED = Counter(
     "headrace_preprocessor_samples_rejected_total", "Samples and shards found damaged.", ["reason"], registry=PREPROCESSOR
 )
+TOKENS_DISARMED = Counter(
+    "headrace_preprocessor_tokens_disarmed_total",
+    "Names of special tokens in texts that were probed; they are text there.",
+    registry=PREPROCESSOR,
+)
 ORDERS_FAILED = Counter(
     "headrace_preprocessor_orders_failed_total", "Orders that could not be carried out here.", registry=PREPROCESSOR
 )
@@ -80,7 +85,10 @@ CACHE_EVICTIONS = Counter(
     "headrace_preprocessor_cache_evictions_total", "Shards removed from the cache for room.", registry=PREPROCESSOR
 )
 CACHE_BYPASSES = Counter(
-    "headrace_preprocessor_cache_bypasses_total", "Shards read from their server instead.", ["reason"], registry=PREPROCESSOR
+    "headrace_preprocessor_cache_bypasses_total",
+    "Shards read from their server, or Parquet decoded in memory, instead.",
+    ["reason"],
+    registry=PREPROCESSOR,
 )
 DOWNLOAD_RETRIES = Counter(
     "headrace_preprocessor_download_retries_total", "Requests made again.", ["reason"], registry=PREPROCESSOR

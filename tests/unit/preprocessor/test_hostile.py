@@ -25,6 +25,7 @@ CASES = {case["case"]: case for case in json.loads((HOSTILE / "expectations.json
 # Where expectations allow both, this is what these readers do, so that it stays so.
 CHOICES = {
     "jpeg_missing_eoi": "reject",
+    "jpeg_bit_flip": "decode",
     "animated_gif": "decode",
     "animated_webp": "decode",
     "very_wide": "reject",
@@ -33,6 +34,10 @@ CHOICES = {
     "flac_truncated": "reject",
     "wav_size_field_lies": "decode",
     "silence_1_sample": "reject",
+    "opus_chained": "reject",
+    "flac_other_md5": "decode",
+    "mp3_garbage_between_frames": "decode",
+    "mp3_garbage_between_frames_of_known_length": "decode",
     "one_line_1mb": "reject",
     "lone_surrogate": "reject",
     "utf8_bom": "decode",

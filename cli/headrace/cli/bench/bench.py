@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from headrace.cli.costs.reading_options import add_reading_arguments, reading_spec
 from headrace.cli.run.processors import usable_processors
 from headrace.errors import UserError
 
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 _EPILOG = """\
 examples:
   headrace bench preprocess                  the bundled example
-  headrace bench preprocess /data/charts --limit 1000
   headrace bench transport
+"""
+_PREPROCESS_EPILOG = """\
+examples:
+  headrace bench preprocess                  the bundled example
+  headrace bench preprocess /data/charts --limit 1000
+  headrace bench preprocess /data/films --mapping text=title --mapping ignore=mp4
+  headrace bench preprocess --spec job.yaml  what the job reads, as it reads it
 """
 
 
@@ -31,12 +38,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
-    preprocess = kinds.add_parser("preprocess", help="reading, tokenising and decoding a data set, stage by stage")
-    preprocess.add_argument("path", nargs="?", metavar="PATH", help="folder, file, glob or URL of shards (default: the example)")
+    preprocess = kinds.add_parser(
+        "preprocess",
+        help="reading, tokenising and decoding a data set, stage by stage",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_PREPROCESS_EPILOG,
+    )
+    preprocess.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
+    )
     preprocess.add_argument("--limit", type=int, default=256, metavar="N", help="take the first N samples (default: %(default)s)")
     preprocess.add_argument(
         "--threads", type=int, default=usable_processors(), metavar="N", help="beside one thread (default: all processors)"
     )
+    add_reading_arguments(preprocess)
     transport = kinds.add_parser("transport", help="payload from one process to another, by every transport")
     transport.add_argument("--rounds", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
     for kind in (preprocess, transport):
@@ -59,13 +77,11 @@ def _say(text: str) -> None:
 def _preprocess(args: argparse.Namespace) -> None:
     from headrace.cli.bench.bench_preprocess import measure
     from headrace.cli.example import example_data
-    from headrace.preprocessor.sources.metadataset import expand
-    from headrace.spec import parse_spec
 
     if min(args.limit, args.threads) < 1:
         raise UserError("--limit and --threads must be at least 1")
-    sources = [{"path": args.path or str(example_data())}]
-    figures = measure(expand(parse_spec({"name": "bench", "sources": sources})), args.limit, args.threads, _say)
+    source = {} if args.spec is not None else {"path": args.path or str(example_data())}
+    figures = measure(reading_spec(args, {"name": "bench"}, source), args.limit, args.threads, _say)
     if args.format == "json":
         print(json.dumps(dataclasses.asdict(figures) | {"verdict": preprocess_verdict(figures)}))
         return

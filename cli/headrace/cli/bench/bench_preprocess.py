@@ -56,7 +56,8 @@ class PreprocessFigures:
 
 
 def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object] = lambda _: None) -> PreprocessFigures:
-    """Preprocess the data set's first `limit` samples, stage by stage on one core, then whole on 1 and on `threads` threads.
+    """Preprocess `limit` samples, the first ones of the sources in turn: stage by stage on one core, then whole on 1 and on
+    `threads` threads.
 
     `say` is called with a text before each measurement. Raises DatasetError where there is no usable sample.
     """
@@ -71,7 +72,8 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
         sized = [_sized(job, item) for part in loaded for item in part.samples.values() if isinstance(item, LoadedSample)]
         good = [sample for sample in sized if sample is not None]
         if not good:
-            raise DatasetError(f"{spec.sources[0].path} has no usable sample among the first {len(refs)}")
+            paths = ", ".join(source.path for source in spec.sources)
+            raise DatasetError(f"{paths} has no usable sample among the first {len(refs)}; `headrace inspect` says what is wrong")
         stages = list(_stages(job, parts, loaded, good, say))
         say("stages on one core: all of them")
         whole = _whole(job, parts, len(good))
@@ -87,8 +89,16 @@ def measure(spec: JobSpec, limit: int, threads: int, say: Callable[[str], object
 
 
 def _refs(job: JobWork) -> Iterator[SampleRef]:
-    """Yield the rows of all shards in turn, opening each shard when it is needed."""
+    """Yield a row of each source in turn, in the order of its shards, opening each shard when it is needed."""
+    of_source: dict[int, list[int]] = {}
     for shard in range(len(job.shards)):
+        of_source.setdefault(job.shards[shard].source, []).append(shard)
+    for turn in itertools.zip_longest(*(_rows(job, shards) for shards in of_source.values())):
+        yield from (ref for ref in turn if ref is not None)
+
+
+def _rows(job: JobWork, shards: Sequence[int]) -> Iterator[SampleRef]:
+    for shard in shards:
         for row in range(job.index(shard)[0]):
             yield SampleRef(sample_id=0, shard=shard, row=row)
 

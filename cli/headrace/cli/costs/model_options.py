@@ -33,7 +33,7 @@ def add_model_arguments(parser: argparse._ActionsContainer) -> None:
 def refuse_options(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
     """Raise UserError, with `why`, if one of the named options is given although it would have no effect."""
     for name in names:
-        if getattr(args, name) not in (None, ""):
+        if getattr(args, name) not in (None, "", []):
             raise UserError(f"--{name.replace('_', '-')} {why}")
 
 
@@ -43,7 +43,7 @@ def check_inspected(args: argparse.Namespace) -> None:
 
     if not args.costs:
         refuse_options(args, MODEL_OPTIONS, "says what costs are estimated from, so it needs --costs FILE")
-    if is_cost_table(args.path):
+    if args.spec is None and args.path is not None and is_cost_table(args.path):
         raise UserError(f"{args.path} is a cost table, not a data set; `headrace plan`, `simulate` and `compare` read it")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from headrace.cli.costs.reading_options import add_reading_arguments, reading_spec
 from headrace.cli.output import make_folder, writing
 from headrace.cli.run.processors import usable_processors
 from headrace.cli.run.train import TRANSPORTS
@@ -27,11 +28,27 @@ if TYPE_CHECKING:
 POLL_S = 0.2
 JOB = "demo"
 MAX_PIXELS = 224 * 224  # 64 image tokens at most: a laptop's CPU trains on them
+_EPILOG = """\
+examples:
+  headrace demo
+  headrace demo /data/films --steps 20 --mapping text=title --mapping ignore=mp4
+  headrace demo --spec job.yaml --steps 20
+
+Of a job spec the demo takes the sources, with their mappings and weights, and the sections image,
+audio and text. Everything else is as the options here say.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace demo` to its parser."""
-    parser.add_argument("path", nargs="?", metavar="PATH", help="folder, file or URL of shards (default: the bundled example)")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
     parser.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
     parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
@@ -54,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train on five nodes without torchrun, kill one of them on the way, and draw the loss beside that of a run without",
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+    add_reading_arguments(parser, MAX_PIXELS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,28 +113,23 @@ def _alone(out: Path) -> Iterator[None]:
 
 def _spec(args: argparse.Namespace) -> JobSpec:
     from headrace.cli.example import example_data
-    from headrace.preprocessor.sources.metadataset import expand
-    from headrace.spec import parse_spec
 
+    job: dict[str, Any] = {
+        "name": JOB,
+        "global_batch": args.global_batch,
+        "steps": args.steps,
+        "seed": args.seed,
+        "strategy": args.strategy,
+        "topology": {"replicas": args.replicas, "microbatches": args.microbatches, "stages": {"encoder": 1, "llm": 1}},
+    }
+    if args.spec is not None:
+        return reading_spec(args, job, {})
     if args.path is None:
         source = {"path": str(example_data()), "name": "data"}  # the same name wherever the example lies
     else:
         local = Path(args.path)
         source = {"path": str(local.resolve()) if local.exists() else args.path}
-    return expand(
-        parse_spec(
-            {
-                "name": JOB,
-                "sources": [source],
-                "global_batch": args.global_batch,
-                "steps": args.steps,
-                "seed": args.seed,
-                "strategy": args.strategy,
-                "topology": {"replicas": args.replicas, "microbatches": args.microbatches, "stages": {"encoder": 1, "llm": 1}},
-                "image": {"max_pixels": MAX_PIXELS},
-            }
-        )
-    )
+    return reading_spec(args, {**job, "image": {"max_pixels": MAX_PIXELS}}, source)
 
 
 def _check_data(spec: JobSpec) -> None:

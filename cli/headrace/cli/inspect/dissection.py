@@ -23,7 +23,8 @@ from headrace.preprocessor.decoding import LoadedSample, SampleProcessor
 from headrace.preprocessor.image import header
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
 from headrace.preprocessor.sources import Shard
-from headrace.preprocessor.text.template import TokenSequence, load_template
+from headrace.preprocessor.text.sequence import TokenSequence
+from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.spec import JobSpec, SourceSpec
 
@@ -40,7 +41,8 @@ def dissect(spec: JobSpec, shard: Shard, row: int, source: SourceSpec) -> dict[s
     turns        {role, loss, segments: {kind, size, text}}
     media        {medium, bytes, format, codec, ...}; an image also has size_px, mode, orientation and patches, a recording
                  rate_hz, channels, seconds and mel_frames; both have the tokens they become and the array they decode to
-    tokens       {count, with_loss, text}; text is [[piece, whether it carries loss], ...]; null if no tokens were made
+    tokens       {count, with_loss, disarmed, text}; disarmed: names of special tokens that are text in the sample's words; text
+                 is [[piece, whether it carries loss], ...]; null if no tokens were made
     refusal      {piece, reason, detail, traceback}; null where the sample is good
 
     Raises DatasetError, OSError or MemoryError where the sample cannot be read on this machine, SpecError where the tokenizer
@@ -136,7 +138,8 @@ class _Dissection:
     def _tokens(self, sequence: TokenSequence) -> dict[str, Any]:
         template = load_template(self._spec.text)
         shown = [[token.text, token.learnt] for token in tokens_of(sequence.input_ids, sequence.labels, template)]
-        return {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "text": shown}
+        about = {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "disarmed": sequence.num_disarmed}
+        return {**about, "text": shown}
 
 
 def _name_of_last(media: list[Image | Audio]) -> str:

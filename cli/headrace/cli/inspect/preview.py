@@ -17,14 +17,14 @@ from PIL import Image
 
 from headrace.cli.inspect.contact_sheet import CaptionedPicture, Card, Token, draw_sheet
 from headrace.errors import UserError
-from headrace.manifest import Shards
 from headrace.preprocessor.audio import num_tokens
 from headrace.preprocessor.decoding import Row
 from headrace.preprocessor.job_work import JobWork
-from headrace.preprocessor.text.template import ChatTemplate, load_template
+from headrace.preprocessor.text.sequence import PromptTemplate
+from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import Rejected
 from headrace.sample import LABEL_IGNORED, SampleRef
-from headrace.spec import AudioSpec, ImageSpec, JobSpec
+from headrace.spec import AudioSpec, ImageSpec
 
 _SPECTRUM_SPAN = 2.0  # largest distance of a log-mel value from the maximum: 8 / 4, see headrace.preprocessor.audio
 
@@ -40,20 +40,19 @@ class PreviewJob(JobWork):
         return self._attempt(ref, self.processor.decode)
 
 
-def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[SampleRef], *, subtitle: str) -> Path:
-    """Decode at least one sample and write the contact sheet of all as a PNG; return `out`.
+def write_preview(out: Path, job: PreviewJob, refs: Sequence[SampleRef], *, title: str, subtitle: str) -> Path:
+    """Decode at least one sample of a job and write the contact sheet of all as a PNG; close the job and return `out`.
 
-    Raises SpecError where the spec does not fit, UserError where `out` cannot be written.
+    Raises SpecError where the job's spec does not fit, UserError where `out` cannot be written.
     """
-    template = load_template(spec.text)
-    job = PreviewJob(spec.name, spec)
-    job.shards = shards
+    text = job.spec.text
+    template = load_template(text)
     try:
         with ThreadPoolExecutor() as pool:
             cards = list(pool.map(lambda ref: _card(job, ref, template), refs))
     finally:
         job.close()
-    sheet = draw_sheet(cards, title=spec.sources[0].path.rstrip("/"), subtitle=f"{subtitle}; template {spec.text.template}")
+    sheet = draw_sheet(cards, title=title, subtitle=f"{subtitle}; template {text.template}")
     try:
         sheet.save(out)
     except OSError as err:
@@ -61,7 +60,7 @@ def write_preview(out: Path, spec: JobSpec, shards: Shards, refs: Sequence[Sampl
     return out
 
 
-def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
+def _card(job: PreviewJob, ref: SampleRef, template: PromptTemplate) -> Card:
     row = job.row(ref)
     name = job.sample_name(ref)
     if isinstance(row, Rejected):
@@ -76,7 +75,7 @@ def _card(job: PreviewJob, ref: SampleRef, template: ChatTemplate) -> Card:
     )
 
 
-def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: ChatTemplate) -> Iterator[Token]:
+def tokens_of(input_ids: NDArray[np.int32], labels: NDArray[np.int32], template: PromptTemplate) -> Iterator[Token]:
     """Yield the tokens of a sequence as they are shown, a run of equal media placeholders as one; both arrays are (T,)."""
     media = {template.vocabulary.image_token: "image", template.vocabulary.audio_token: "audio"}
     control = set(template.encoder.control.values())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, Estimator
 from headrace.cli.costs.model_options import MODEL_OPTIONS, add_model_arguments, estimator_of, refuse_options
-from headrace.cli.inspect.inspect import add_reading_arguments, evenly_spaced_samples, reading_spec, survey
+from headrace.cli.costs.reading_options import READING_OPTIONS, add_reading_arguments, reading_spec, shown_source
 from headrace.cli.output import attempted, make_folder
 from headrace.cli.planning.plan import none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
@@ -44,17 +44,20 @@ DEFAULT_GLOBAL_BATCH, DEFAULT_LIMIT = 512, 4096
 MAX_BATCHES = 8  # enough for a mean: more batches would take longer and change little
 SAMPLES_PER_MICROBATCH = 4  # enough that in most data sets no single sample outweighs a microbatch
 _EPILOG = f"""\
-DATASET is what `headrace inspect` takes, or a cost table (.parquet or .jsonl with columns cost_<unit>). Of a data set, headers
-and texts are read, and the costs are counted in operations of --model. Samples are shuffled, dealt into global batches of
---global-batch, and every strategy plans each batch (at most {MAX_BATCHES}); the figures are those of all batches together.
+DATASET is what `headrace inspect` takes, or a cost table (.parquet or .jsonl with columns
+cost_<unit>). Of a data set, headers and texts are read, and the costs are counted in operations of
+--model. Samples are shuffled, dealt into global batches of --global-batch, and every strategy plans
+each batch (at most {MAX_BATCHES}); the figures are those of all batches together.
 
 examples:
   headrace compare /data/charts
-  headrace compare s3://bucket/mixture --limit 4096 --model 8b --units vision,audio,llm --replicas 16 --num-stages 16
+  headrace compare /data/films --mapping text=title --mapping ignore=mp4
+  headrace compare --spec job.yaml --model 7b
+  headrace compare s3://bucket/mixture --limit 4096 --model 8b --replicas 16 --num-stages 16
   headrace compare costs.parquet --schedule interleaved --chunks 2
 
-DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order above those of the best
-strategy: of the batch whose gain is the nearest to the mean.
+DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order
+above those of the best strategy: of the batch whose gain is the nearest to the mean.
 """
 
 
@@ -62,12 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace compare` to its parser."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
-    parser.add_argument("path", metavar="DATASET", help="folder, file, glob or URL of shards, or a cost table (- for JSONL)")
+    parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="DATASET",
+        help="folder, file, glob or URL of shards, or a cost table (- for JSONL); a source's name with --spec",
+    )
     parser.add_argument(
         "--limit",
         type=int,
         metavar="N",
-        help=f"use N samples, evenly spread (default: {DEFAULT_LIMIT} of a data set, all of a cost table)",
+        help=f"use N samples, spread as by `headrace inspect` (default: {DEFAULT_LIMIT} of a data set, all of a cost table)",
     )
     parser.add_argument(
         "--global-batch", type=int, metavar="N", help=f"samples of a step (default: {DEFAULT_GLOBAL_BATCH}, or all there are)"
@@ -120,9 +128,10 @@ def run(args: argparse.Namespace) -> int:
 def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
     """Return the global batches to plan, and the number of samples from which they were chosen. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
+    from headrace.cli.costs.sample_choice import evenly_spaced_samples
 
     if _is_table(args):
-        refuse_options(args, (*MODEL_OPTIONS, "tokenizer", "max_pixels"), "is for data sets; a cost table has its costs already")
+        refuse_options(args, (*MODEL_OPTIONS, *READING_OPTIONS), "is for data sets; a cost table has its costs already")
         table = read_cost_table(args.path)
         num_samples = len(table.sample_ids)
         return _deal(args, table.take(evenly_spaced_samples([num_samples], args.limit)[1])), num_samples
@@ -139,26 +148,41 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
 def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
     """Probe samples of the data set.
 
-    Returns at least one probe, the estimator of their costs, the number of samples in the data set, and a note that says what
-    was read. Raises UserError.
+    Returns at least one probe, the estimator of their costs, the number of samples in the data set as far as it is known, and a
+    note that says what was read. Raises UserError.
     """
-    from headrace.cli.costs.survey import MeasuringJob
-    from headrace.preprocessor.sources import list_shards
+    from headrace.cli.costs.survey import Look, MeasuringJob, survey
+    from headrace.quarantine import Rejected
 
-    spec = reading_spec(args)
-    job = MeasuringJob(spec)
-    job.shards = tuple(list_shards(spec))
+    limit = args.limit or DEFAULT_LIMIT
+    job = MeasuringJob(reading_spec(args, {"name": "compare"}, {"path": args.path}), limit)
     probes: list[Probe] = []
+    refused: list[Rejected] = []
+
+    def take(look: Look) -> None:
+        if isinstance(look.result, Rejected):
+            refused.append(look.result)
+        else:
+            probes.append(look.result)
+
     try:
-        estimator = estimator_of(args, spec, job.processor.vocabulary.size)
-        refused, left = survey(job, args.limit or DEFAULT_LIMIT, probes.append)
+        estimator = estimator_of(args, job.spec, job.processor.vocabulary.size)
+        choice = survey(job, limit, take)
     finally:
         job.close()
     if not probes:
-        raise DatasetError(f"{args.path} holds no good sample; `headrace inspect {args.path}` says what is wrong")
-    notes = [f"{len(refused):,} refused"] * bool(refused) + [f"{left:,} not looked at (--limit)"] * bool(left)
+        told = (
+            f"--spec {args.spec}" if args.path is None else args.path if args.spec is None else f"{args.path} --spec {args.spec}"
+        )
+        raise DatasetError(f"{shown_source(args)} holds no good sample; `headrace inspect {told}` says what is wrong")
+    refusals = len(choice.damage) + len(refused)
+    notes = [f"{refusals:,} refused"] * bool(refusals)
+    if choice.num_left is None:
+        notes.append(f"of {choice.num_shards:,} of {count(len(job.shards), 'shard')} (--limit)")
+    elif choice.num_left:
+        notes.append(f"{choice.num_left:,} not looked at (--limit)")
     note = ", ".join([f"read {count(len(probes), 'sample')}", *notes])
-    return probes, estimator, len(probes) + len(refused) + left, note
+    return probes, estimator, len(probes) + refusals + (choice.num_left or 0), note
 
 
 def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> list[Problem]:
@@ -204,7 +228,7 @@ def _title(args: argparse.Namespace, problems: Sequence[Problem]) -> str:
 def _is_table(args: argparse.Namespace) -> bool:
     from headrace.cli.costs.cost_table import STDIN, is_cost_table
 
-    return args.path == STDIN or is_cost_table(args.path)
+    return args.path is not None and (args.path == STDIN or (args.spec is None and is_cost_table(args.path)))
 
 
 def _assumed(args: argparse.Namespace) -> str:
@@ -217,7 +241,7 @@ def _assumed(args: argparse.Namespace) -> str:
 
 
 def _source(args: argparse.Namespace) -> str:
-    return "standard input" if args.path == "-" else str(args.path)
+    return "standard input" if args.path == "-" else shown_source(args)
 
 
 def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], num_samples: int) -> dict[str, Any]:
@@ -227,7 +251,7 @@ def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequen
     batch = problems[0].batch
     limit = batch.execution.memory_limit
     return {
-        "dataset": args.path,
+        "dataset": args.path if args.spec is None else shown_source(args),
         "simulated_with": _assumed(args),
         "samples": num_samples,
         "used": sum(len(problem.samples.sample_ids) for problem in problems),

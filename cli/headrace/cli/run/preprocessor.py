@@ -56,7 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "container or the machine has beside --budget-mib)",
     )
     parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="for remote shards, shared by this host's preprocessors (default: temporary)"
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="for remote shards and unpacked Parquet, shared by this host's preprocessors (default: temporary)",
     )
     parser.add_argument(
         "--cache-gib",

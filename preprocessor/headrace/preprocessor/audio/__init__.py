@@ -1,6 +1,7 @@
 """Recordings: header probe, decoding to mono, resampling, and log-mel features.
 
-It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus) and the other uncompressed formats of libsndfile, by content and not by name. With
+It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, by content and
+not by name. With
 or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
@@ -32,7 +33,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from headrace.preprocessor.audio import flac, mp3
+from headrace.preprocessor.audio import flac, mp3, ogg
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
@@ -163,6 +164,7 @@ def _open(data: bytes) -> soundfile.SoundFile:
     """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
+    ogg.check(data)
     try:
         file = soundfile.SoundFile(io.BytesIO(data))
         if file.format == "MP3" and (counted := mp3.with_length(data)) is not data:

@@ -2,6 +2,9 @@
 
     header.py        size and rotation from the first bytes of a file, for ordinary headers only
     reference.py     decoding of all formats with Pillow, whose result counts
+    tiff.py, avif.py, jpeg2000.py   what decoding such a file would hold, from what it says inside
+    png.py           checksums and rows that Pillow does not look at
+    libtiff_errors.py   damage that libtiff only prints
     jpeg.py          faster decoding of ordinary JPEGs with simplejpeg, to the same pixels
     resample.py      Pillow's bicubic resizing and the cutting into patches, compiled
     scratch.py       buffers that are reused from one image to the next
@@ -110,6 +113,12 @@ def log_codecs() -> None:
     log.info("image codecs %s", pairs(**codecs()))
     if jpeg.NAME is None:
         log.warning("simplejpeg is not installed: Pillow decodes JPEGs, with the same pixels; pip install simplejpeg is faster")
+    if reference.LACKS:
+        log.warning(
+            "Pillow was built without %s: other preprocessors may take images that this one refuses, or the other way round; "
+            "install its own wheel",
+            ", ".join(reference.LACKS),
+        )
 
 
 def _checked(out: NDArray[np.uint8] | None, patches: int, spec: ImageSpec) -> NDArray[np.uint8]:

@@ -72,6 +72,18 @@ def count_scans(data: bytes, position: int = 2) -> int:
     return scans
 
 
+def end_of_scans(data: bytes) -> int:
+    """Return where the end marker of a JPEG's first picture is; the length of the data if it has none."""
+    position = 2
+    while match := _MARKER.search(data, position):
+        marker, position = data[match.end() - 1], match.end()
+        if marker == _END:
+            return match.start()
+        if marker != _START:
+            position += int.from_bytes(data[position : position + 2], "big")
+    return len(data)
+
+
 def with_scans(header: Header, scans: int, channels: int) -> Header:
     """Return the header with its number of scans; with several, the codec keeps all coefficients, two bytes a channel."""
     return replace(header, scans=scans, pixel_bytes=header.pixel_bytes + 2 * channels) if scans > 1 else header

@@ -1,9 +1,9 @@
 """Conversations: lists of turns, each of which says in one of three ways who speaks and what.
 
 What a turn says in fields other than those of its shape must not get lost. A system prompt beside the turns becomes the first
-turn, a weight of 0 keeps an answer from being learnt, and thoughts become a part of it where the mapping says so. Tool calls,
-media of single turns, and other names for a weight have no place in a template, and are refused by name unless the mapping
-lists them under `ignore`.
+turn, a weight of 0 keeps an answer from being learnt, and thoughts become a part of it where the mapping says so. Tools, calls of
+them and other thoughts are carried to the template. Media of single turns, and other names for a weight have no place in one, and
+are refused by name unless the mapping lists them under `ignore`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import learning
 from headrace.preprocessor.records.draft import Draft, Piece, split
 from headrace.preprocessor.records.record import is_absent, schema_error
+from headrace.preprocessor.records.template_fields import NAME, THOUGHT_FIELDS, fields_of_turn, no_place
 from headrace.preprocessor.records.turn import Role, Text
 from headrace.preprocessor.records.typed_part import parse_part
 from headrace.quarantine import BadSampleError, Reason
@@ -23,8 +24,7 @@ from headrace.quarantine import BadSampleError, Reason
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _TOOL_FIELDS = ("tools", "functions")
 _NOT_TAKEN = frozenset((
-    "tool_calls", "function_call", "tool_call_id", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio",
-    "audios", "video", "videos",
+    "function_call", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio", "audios", "video", "videos",
 ))  # fmt: skip
 """Fields of a turn that no template has a place for."""
 _SHAPES = (("from", "value"), ("role", "content"))
@@ -39,12 +39,12 @@ def parse_turns(field: str, items: list[Any], spec: MappingSpec) -> list[Draft]:
 def add_system(turns: list[Draft], fields: Mapping[str, Any], spec: MappingSpec) -> None:
     """Put the system prompt that stands beside the turns in front of them.
 
-    Raises BadSampleError (schema_error) for one beside a document, for a second one, and for a list of tools.
+    Raises BadSampleError (schema_error) for one beside a document, for a second one, and for a list of tools beside a document.
     """
     if not turns:
         return
     is_document = turns[0].role is Role.DOCUMENT
-    for name in (*_TOOL_FIELDS, *(_SYSTEM_FIELDS if is_document else ())):
+    for name in ("functions", *(("tools", *_SYSTEM_FIELDS) if is_document else ())):
         _check_nothing(name, fields.get(name), name, spec)
     for name in _SYSTEM_FIELDS:
         if not is_document and fields.get(name) and name not in spec.ignore:
@@ -83,20 +83,25 @@ def _turns(field: str, item: Any, spec: MappingSpec) -> list[Draft]:
             _turn(field, item, Role.ASSISTANT, "assistant", spec),
         ]
     for speaker, said in _SHAPES:
-        if item.keys() >= {speaker, said}:
+        if speaker in item and (said in item or not is_absent(item.get("tool_calls"))):
             return [_turn(field, item, _role(f"{field}.{speaker}", item[speaker], spec), said, spec)]
     raise schema_error(field, "{user, assistant}, {from, value} or {role, content}", f"the keys {', '.join(item) or '(none)'}")
 
 
 def _turn(field: str, item: Mapping[str, Any], role: Role, key: str, spec: MappingSpec) -> Draft:
+    extra = fields_of_turn(field, item, spec)
+    said = item.get(key)
+    if said is None and extra.keys() - {NAME}:
+        said = ""  # calls of tools come without words
     if role is Role.ASSISTANT:
-        turn = answer_turn(f"{field}.{key}", item[key], learning.thought_of(f"{field}.", item, spec), spec)
+        thought = learning.thought_of(f"{field}.", item, spec) if spec.thinking else ""  # else it is carried
+        turn = answer_turn(f"{field}.{key}", said, thought, spec)
     else:
         for name in item:
-            if name in learning.THOUGHT_FIELDS:
+            if name in THOUGHT_FIELDS:
                 _check_nothing(f"{field}.{name}", item[name], name, spec)
-        turn = Draft(role=role, pieces=_content(f"{field}.{key}", item[key], role, "", spec))
-    return dataclasses.replace(turn, learnt=learning.is_learnt(field, item, role, spec))
+        turn = Draft(role=role, pieces=_content(f"{field}.{key}", said, role, "", spec))
+    return dataclasses.replace(turn, learnt=learning.is_learnt(field, item, role, spec), extra=extra)
 
 
 def _content(field: str, value: Any, role: Role, thought: str, spec: MappingSpec) -> list[Piece]:
@@ -125,11 +130,7 @@ def _content(field: str, value: Any, role: Role, thought: str, spec: MappingSpec
 def _check_nothing(field: str, value: Any, name: str, spec: MappingSpec) -> None:
     """Raise BadSampleError (schema_error) if a field without a place in a template has a value and is not ignored."""
     if not is_absent(value) and name not in spec.ignore:
-        raise BadSampleError(
-            Reason.SCHEMA_ERROR,
-            f"{field} has no place in a template: write it into the text, or list {name!r} under the mapping's ignore to train "
-            "without it",
-        )
+        raise no_place(field, name)
 
 
 def _put_in_front(turns: list[Draft], name: str, pieces: list[Piece]) -> None:
@@ -148,6 +149,7 @@ def _role(field: str, value: Any, spec: MappingSpec) -> Role:
         **dict.fromkeys(spec.user_roles, Role.USER),
         **dict.fromkeys(spec.assistant_roles, Role.ASSISTANT),
     }
+    known.setdefault("tool", Role.TOOL)
     role = known.get(string(field, value))
     if role is None:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{field}: expected one of {', '.join(known)}, got {value!r}")

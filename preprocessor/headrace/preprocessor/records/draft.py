@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records import unused_media
 from headrace.preprocessor.records.medium import Medium
+from headrace.preprocessor.records.template_fields import NAME
 from headrace.preprocessor.records.turn import Role, Text
 
 
@@ -41,11 +44,15 @@ class Draft:
     pieces: list[Piece]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 
     @property
     def empty(self) -> bool:
-        """Whether the turn has no medium, and no text except white space and what is masked."""
-        return not any(isinstance(piece, Place) or (piece.learnt and piece.text.strip()) for piece in self.pieces)
+        """Whether the turn has no medium, no text except white space and what is masked, and no field beside them that counts."""
+        return not self.extra.keys() - {NAME} and not any(
+            isinstance(piece, Place) or (piece.learnt and piece.text.strip()) for piece in self.pieces
+        )
 
 
 def split(text: str, spec: MappingSpec, *, learnt: bool = True) -> list[Piece]:

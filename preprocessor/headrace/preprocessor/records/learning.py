@@ -14,11 +14,10 @@ from typing import Any
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.draft import Draft
 from headrace.preprocessor.records.record import is_absent, schema_error
+from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
 from headrace.preprocessor.records.turn import Role
 from headrace.quarantine import BadSampleError, Reason
 
-THOUGHT_FIELDS = frozenset(("reasoning_content", "reasoning", "thinking"))
-"""Fields of a turn that hold the thoughts in front of its answer."""
 _OTHER_WEIGHTS = ("train", "loss", "loss_weight")
 """Other trainers' names for the `weight` of a turn, such as Axolotl's and ms-swift's."""
 _BEGIN, _END = "<think>", "</think>"
@@ -64,11 +63,7 @@ def thought_of(prefix: str, item: Mapping[str, Any], spec: MappingSpec) -> str:
     given = {name: item[name] for name in names if not is_absent(item[name])}
     for name, value in given.items():
         if spec.thinking is None:
-            raise BadSampleError(
-                Reason.SCHEMA_ERROR,
-                f"{prefix}{name} has no place in a template: set the mapping's thinking to keep, mask or drop, or list {name!r} "
-                "under the mapping's ignore to train without it",
-            )
+            raise no_place(f"{prefix}{name}", name)
         if not isinstance(value, str):
             raise schema_error(f"{prefix}{name}", "a string", value)
     if len(set(given.values())) > 1:

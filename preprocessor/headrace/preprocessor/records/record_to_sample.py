@@ -20,6 +20,7 @@ Captions and documents are one turn with the role DOCUMENT. These functions know
     turn.py             a sample and its turns; draft.py: the same with places, before the media are found
     shapes.py           which fields are the text, and which shape it has
     conversation.py     lists of turns; typed_part.py: their typed parts; learning.py: which of their words are learnt
+    template_fields.py  what turns have beside their words, for templates
     question_answer.py  a question and an answer in fields of their own
     interleaved.py      documents
     media_lists.py      the media beside the text; medium.py: one medium as records hold it; placing.py: which stands where
@@ -38,6 +39,7 @@ from headrace.preprocessor.records.draft import MediaKind, Piece
 from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.medium import Medium
 from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.template_fields import tools_of
 from headrace.preprocessor.records.turn import Audio, Image, Role, Sample, Segment, Text, Turn
 
 __all__ = ["Audio", "Image", "Role", "Sample", "Segment", "Text", "Turn", "to_sample"]
@@ -67,8 +69,11 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
         data = record.load(medium) if isinstance(medium, str) else medium
         return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data)
 
-    turns = (Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt) for turn in parsed.turns)
-    return Sample(turns=tuple(turns))
+    turns = (
+        Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt, extra=turn.extra)
+        for turn in parsed.turns
+    )
+    return Sample(turns=tuple(turns), tools=tools_of(record.fields, spec))
 
 
 def _beside(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 
 class Role(StrEnum):
@@ -13,6 +14,7 @@ class Role(StrEnum):
     SYSTEM = "system"
     USER = "user"
     ASSISTANT = "assistant"
+    TOOL = "tool"
     DOCUMENT = "document"
 
 
@@ -50,6 +52,8 @@ class Turn:
     segments: tuple[Segment, ...]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 
     @property
     def loss(self) -> bool:
@@ -62,6 +66,8 @@ class Sample:
     """One or more turns; at least one of them carries loss."""
 
     turns: tuple[Turn, ...]
+    tools: tuple[Any, ...] = ()
+    """Tools that the assistant may call, as plain data; usually JSON schemas of functions."""
 
     @property
     def segments(self) -> Iterator[Segment]:

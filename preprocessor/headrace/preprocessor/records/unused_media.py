@@ -16,10 +16,11 @@ from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason
 
 # Formats that no decoder takes are listed too, so that such a sample is refused by name.
-IMAGE_EXTENSIONS = frozenset(
-    ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "svg", "ppm", "pgm", "pbm", "pnm")
-)
-AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aiff", "m4a", "aac", "wma", "amr"))
+IMAGE_EXTENSIONS = frozenset((
+    "jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "heic", "avif", "jp2", "j2k", "svg", "ppm", "pgm", "pbm", "pnm",
+    "pfm",
+))  # fmt: skip
+AUDIO_EXTENSIONS = frozenset(("flac", "wav", "mp3", "ogg", "opus", "aif", "aiff", "caf", "m4a", "aac", "wma", "amr"))
 _VIDEO_EXTENSIONS = frozenset(("mp4", "m4v", "mkv", "webm", "mov", "avi", "mpg", "mpeg", "wmv", "flv", "pdf"))
 _KINDS = {"image": IMAGE_EXTENSIONS, "audio": AUDIO_EXTENSIONS, "video": _VIDEO_EXTENSIONS}
 # Extensions of members that describe a sample and are not part of it; a member with any other one is taken for a medium.

@@ -6,12 +6,14 @@
     listing.py      which files of a source are shards: of its one format (formats.py) and its split (splits.py, hub_card.py)
     base.py         Shard: the interface that all formats implement
     blob.py         random access to the bytes of one file, local or remote
-    cache.py        remote shards on a local disk, shared by the preprocessors of a host
+    cache.py        remote shards, and unpacked Parquet, on a local disk, shared by the preprocessors of a host
     unpacked.py     compressed shards, unpacked into temporary files of bounded size
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader
-    webdataset.py  parquet.py (parquet_bounds.py)  arrow_stream.py  mds.py (mds_columns.py)     one format each
+    webdataset.py  arrow_stream.py  mds.py (mds_columns.py)     one format each
+    parquet.py      Parquet, by parquet_rows.py (row groups unpacked into the cache), parquet_memory.py (decoded in memory),
+                    parquet_bounds.py (what they take) and parquet_pages.py (headers of pages)
     jsonl.py  json_array.py  csv_rows.py (row_files.py)     one format each, of annotations
     named_media.py  media_files.py     media in files of their own, which rows name
     energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
@@ -48,15 +50,16 @@ __all__ = ["Record", "Shard", "list_shards", "open_shard"]
 def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> Shard:
     """Open and index the shard at `url`, a file that `list_shards` returned for `source`.
 
-    A remote shard is read through `cache`, by default a cache in this user's directory below the system's temporary one.
-    Local shards and those at memory:// URLs are read in place.
+    A remote shard is read through `cache`, and Parquet is unpacked into it, by default a cache in this user's directory below
+    the system's temporary one. Other local shards and those at memory:// URLs are read in place.
 
     Damage inside the file is not an error: it is listed in the shard's `rejected`, and the sound rows can be read.
     Raises DatasetError where the file as a whole cannot be read.
     """
     if not is_shard(url):
         raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {ENDS}")
-    if local_path(url) is None and not url.startswith("memory://"):
+    is_read_in_place = url.startswith("memory://") or (local_path(url) is not None and not url.endswith(".parquet"))
+    if not is_read_in_place:
         cache = cache or default_cache()
     if url.endswith(".parquet"):
         return TableShard(ParquetShard(url, cache), url, source)

@@ -8,10 +8,12 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 from typing import Any, BinaryIO, Protocol, cast
 
 import fsspec
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
@@ -24,6 +26,9 @@ READ_TIMEOUT_S = 60.0  # between two packets, not for the whole file
 _CHUNK_BYTES = 16 * 2**20
 _WEB = ("http://", "https://")
 
+Fill = Callable[[io.FileIO, Callable[[int], None]], None]
+"""fill(file, reserve) writes a new file of a cache; it calls reserve(size) before it writes beyond the size reserved last."""
+
 
 class Blob(ABC):
     """A read-only file of known size, local or remote. Reads are thread-safe, and concurrent for local files.
@@ -32,6 +37,11 @@ class Blob(ABC):
     """
 
     size: int
+
+    @property
+    def version(self) -> str:
+        """Name of the file with what changes with its content, as far as that is told; "" where nothing is known."""
+        return ""
 
     @abstractmethod
     def pread(self, offset: int, size: int) -> bytes:
@@ -46,6 +56,10 @@ class Blob(ABC):
     def close(self) -> None:
         """Close the file."""
 
+    def arrow_file(self) -> pa.NativeFile:
+        """Return a file over the blob for Arrow, with an offset of its own. Closing it does not close the blob."""
+        return pa.PythonFile(BlobReader(self), mode="r")
+
 
 class LocalBlob(Blob):
     """A blob over an open local file, which it takes over."""
@@ -55,6 +69,13 @@ class LocalBlob(Blob):
         self._url = url
         self.size = os.fstat(file.fileno()).st_size
         weakref.finalize(self, file.close)
+
+    @property
+    def version(self) -> str:
+        """Absolute path, inode, time of modification and size."""
+        status = os.fstat(self._file.fileno())
+        path = os.path.abspath(local_path(self._url) or self._url)
+        return f"{path} inode={status.st_ino} mtime={status.st_mtime_ns} size={status.st_size}"
 
     @property
     def unlinked(self) -> bool:
@@ -83,6 +104,10 @@ class LocalBlob(Blob):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def arrow_file(self) -> pa.NativeFile:
+        """Open the same file again, whatever its path leads to by now: Arrow reads it without the GIL, and without a copy."""
+        return pa.OSFile(f"/proc/self/fd/{self._file.fileno()}")
 
 
 class RemoteBlob(Blob):
@@ -146,10 +171,16 @@ class BlobReader(io.RawIOBase):
 
 
 class BlobCache(Protocol):
-    """The interface of a cache that keeps remote files on a local disk."""
+    """The interface of a cache that keeps remote files, and what is made of files, on a local disk."""
 
     def open(self, url: str) -> Blob:
         """Open the file at `url`. Raises DatasetError where it cannot be read."""
+
+    def find(self, key: str, url: str) -> Blob | None:
+        """Open the file that was made under `key`; None if it is not there, or no more."""
+
+    def make(self, key: str, url: str, fill: Fill) -> Blob | None:
+        """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room."""
 
 
 def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
@@ -192,8 +223,9 @@ def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes
         size: int | None = os.fstat(file.fileno()).st_size
     else:
         access.check_url(str(fs.unstrip_protocol(path)))
-        # Read the web as one stream, other file systems in exactly the ranges asked for.
-        file = fs.open(path, "rb", **({"block_size": 0} if path.startswith(_WEB) else {"cache_type": "none"}))
+        # Read the web as one stream, which asks first for a size that it has no use for unless one is given; read other file
+        # systems in exactly the ranges asked for.
+        file = fs.open(path, "rb", **({"block_size": 0, "size": 1} if path.startswith(_WEB) else {"cache_type": "none"}))
         size = getattr(file, "size", None)
     with file:
         check_size(path, size or 0, max_bytes)

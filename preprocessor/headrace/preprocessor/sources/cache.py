@@ -1,12 +1,14 @@
-"""A cache of remote shards on a local disk: one directory of bounded size for all preprocessors of a host.
+"""A cache of shards on a local disk: one directory of bounded size for all preprocessors of a host.
 
-    DIR/KEY.shard     a whole file; its modification time is its last use, and the least recently used is evicted first
-    DIR/KEY.part      a file being downloaded, allocated in full where its size is known, locked by its writer
+    DIR/KEY.shard     a whole remote file, or rows of a Parquet file; its modification time is its last use, and the least
+                      recently used is evicted first
+    DIR/KEY.part      a file being downloaded or made, allocated in full where its size is known, locked by its writer
     DIR/lock          held while space is counted, freed and reserved
 
 Shards of every format are fetched whole: an epoch reads all of their bytes, most of them twice (to probe and to decode).
 What the cache cannot hold (a shard larger than all of it, a full disk, a directory that went away) is read by ranges from
-its server instead, with one warning. Media files that a JSONL file names are not shards and are read from their server.
+its server instead, and Parquet is decoded in memory, with one warning. Media files that a JSONL file names are not shards and
+are read from their server.
 
 All locks are the kernel's (flock): a process that dies releases them, and what it left half-written is removed by the
 next process that needs space. A process that has an evicted file open closes it at its next read or fetch, which frees the
@@ -16,6 +18,7 @@ disk space, and fetches the file again when it next reads it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import functools
 import io
@@ -30,10 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import pyarrow as pa
+
 from headrace.errors import DatasetError, UserError
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
-from headrace.preprocessor.sources.blob import Blob, LocalBlob, RemoteBlob, unreadable_error
+from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, RemoteBlob, unreadable_error
 from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry, describe, disk_errors, download
 
 log = logging.getLogger(__name__)
@@ -55,7 +60,7 @@ class CacheStats:
 
 
 class ShardCache:
-    """A cache of remote shards in one directory. Thread-safe, and safe for several processes of one host."""
+    """A cache of shards in one directory. Thread-safe, and safe for several processes of one host."""
 
     def __init__(self, directory: Path, max_bytes: int = DEFAULT_BYTES, retry: Retry = Retry()) -> None:  # noqa: B008 - frozen
         """Create `directory` if it is missing. Raises UserError where that fails."""
@@ -86,14 +91,14 @@ class ShardCache:
 
     def fetch(self, file: RemoteFile) -> Blob:
         """Open a file in the cache, downloading it first if need be, or on its server where the cache cannot hold it."""
-        path = self._path(file)
+        path = self._path(file.key)
         bypass = "no_room"
         try:
             if blob := _opened(path, file.url):
                 self._count(hits=1)
                 return blob
             self._count(misses=1)
-            with self._locked_part(file) as sink:
+            with self._locked_part(file.key) as sink:
                 # Another process may have downloaded it while this one waited for the lock.
                 blob = _opened(path, file.url)
                 if blob is None and self._download(file, sink):
@@ -111,7 +116,40 @@ class ShardCache:
     def stamp(self, file: RemoteFile) -> None:
         """Set a cached file's time of last use to now, which keeps it from being evicted next."""
         with contextlib.suppress(OSError):
-            os.utime(self._path(file))
+            os.utime(self._path(file.key))
+
+    def find(self, key: str, url: str) -> Blob | None:
+        """Open the file that was made under `key`; None if it is not there, or no more. `url` stands in messages."""
+        path = self._path(key)
+        try:
+            blob = LocalBlob(open(path, "rb", buffering=0), url)  # noqa: SIM115 - the blob closes it
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STAMP_S:
+                os.utime(path)
+        return blob
+
+    def make(self, key: str, url: str, fill: Fill) -> Blob | None:
+        """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room for it.
+
+        What `fill` raises leaves nothing in the cache. Of several processes and threads one makes it and the others wait.
+        """
+        bypass = "disk"
+        try:
+            with self._locked_part(key) as sink:
+                blob = self.find(key, url)
+                if blob is None:
+                    fill(sink, lambda size: self._reserve_or_raise(key, url, sink, size))
+                    with disk_errors():
+                        os.rename(self._part(key), self._path(key))
+                    blob = self.find(key, url)
+        except DiskError as err:
+            self._warn(url, str(err.__cause__))
+            blob, bypass = None, "no_room" if isinstance(err, _NoRoomError) else "disk"
+        if blob is None:
+            metrics.CACHE_BYPASSES.labels(bypass).inc()
+        return blob
 
     def _describe(self, url: str) -> RemoteFile:
         try:
@@ -121,7 +159,7 @@ class ShardCache:
 
     def _download(self, file: RemoteFile, sink: io.FileIO) -> bool:
         """Download a file into `sink` and rename it into the cache. Returns False where there is no room for it."""
-        if file.size is not None and not self._reserve(file, sink, file.size):
+        if file.size is not None and not self._reserve(file.key, file.url, sink, file.size):
             return False
         try:
             size = download(file, sink, self._max_bytes, self._retry)
@@ -130,23 +168,23 @@ class ShardCache:
         except Exception as err:  # drivers raise their libraries' errors as well
             raise unreadable_error(file.url, err) from err
         self._count(downloaded_bytes=size)
-        if file.size is None and not self._reserve(file, sink, size):
+        if file.size is None and not self._reserve(file.key, file.url, sink, size):
             return False
         with disk_errors():
             os.fdatasync(sink.fileno())  # after a power cut a file must be either whole or absent
-            os.rename(self._part(file), self._path(file))
+            os.rename(self._part(file.key), self._path(file.key))
         return True
 
-    def _path(self, file: RemoteFile) -> Path:
-        return self._directory / f"{file.key}.shard"
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}.shard"
 
-    def _part(self, file: RemoteFile) -> Path:
-        return self._directory / f"{file.key}.part"
+    def _part(self, key: str) -> Path:
+        return self._directory / f"{key}.part"
 
     @contextlib.contextmanager
-    def _locked_part(self, file: RemoteFile) -> Iterator[io.FileIO]:
-        """Yield the file's .part file, empty and locked, and remove it at the end unless it has been renamed."""
-        part = self._part(file)
+    def _locked_part(self, key: str) -> Iterator[io.FileIO]:
+        """Yield the key's .part file, empty and locked, and remove it at the end unless it has been renamed."""
+        part = self._part(key)
         with disk_errors():
             sink = _locked(part)
         try:
@@ -156,19 +194,23 @@ class ShardCache:
                 part.unlink()
             sink.close()
 
-    def _reserve(self, file: RemoteFile, sink: io.FileIO, size: int) -> bool:
-        """Evict shards until `size` bytes fit, and allocate them in `sink`, where every process counts them.
+    def _reserve(self, key: str, url: str, sink: io.FileIO, size: int) -> bool:
+        """Evict shards until `size` bytes fit into the cache and onto its disk, and allocate them in `sink`, where every process
+        counts them.
 
         Returns False where evicting all shards would not make enough room.
         """
         with disk_errors(), open(self._directory / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._drop_abandoned()
-            parts = [path for path in self._directory.glob("*.part") if path != self._part(file)]
+            parts = [path for path in self._directory.glob("*.part") if path != self._part(key)]
             shards = sorted(self._directory.glob("*.shard"), key=_last_use)
-            free = self._max_bytes - sum(_size(path) for path in [*parts, *shards])
+            disk = os.statvfs(self._directory)
+            available = disk.f_bavail * disk.f_frsize + os.fstat(sink.fileno()).st_size
+            free = min(self._max_bytes - sum(_size(path) for path in [*parts, *shards]), available)
             if size > free + sum(_size(path) for path in shards):
-                self._warn(file.url, f"no room for {size} bytes among {self._max_bytes}, {len(parts)} other downloads included")
+                most = min(self._max_bytes, disk.f_blocks * disk.f_frsize)
+                self._warn(url, f"no room for {size} bytes among {most}, {len(parts)} other files in the making included")
                 return False
             for path in shards:
                 if size <= free:
@@ -180,6 +222,10 @@ class ShardCache:
             if size:
                 os.posix_fallocate(sink.fileno(), 0, size)  # detects a full disk here, not after the download
         return True
+
+    def _reserve_or_raise(self, key: str, url: str, sink: io.FileIO, size: int) -> None:
+        if not self._reserve(key, url, sink, size):
+            raise _NoRoomError from OSError(errno.ENOSPC, f"no room for {size} bytes")
 
     def _drop_abandoned(self) -> None:
         """Remove the .part files that processes left when they died."""
@@ -211,7 +257,12 @@ class ShardCache:
         with self._mutex:
             first, self._warned = not self._warned, True
         if first:
-            log.warning("reading without the shard cache %s", pairs(cache=self._directory, shard=url, error=error))
+            remedy = "raise --cache-gib, or name a --cache on a disk with more room"
+            log.warning("reading without the shard cache %s", pairs(cache=self._directory, shard=url, error=error, remedy=remedy))
+
+
+class _NoRoomError(DiskError):
+    """The cache is too small, whatever the disk."""
 
 
 class _CachedBlob(Blob):
@@ -224,6 +275,11 @@ class _CachedBlob(Blob):
         self._closed = False
         self._stamped_s = time.monotonic()
         self.size = self._held.size
+
+    @property
+    def version(self) -> str:
+        """URL and version of the file."""
+        return f"{self._file.url} {self._file.version}"
 
     def pread(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset` of the cached file, which is fetched again first if it has been evicted.
@@ -247,6 +303,11 @@ class _CachedBlob(Blob):
             self._stamped_s = time.monotonic()
             self._cache.stamp(self._file)
         return held
+
+    def arrow_file(self) -> pa.NativeFile:
+        """Return a file over the cached file itself, which stays readable after an eviction, or over the blob."""
+        held = self._held
+        return held.arrow_file() if isinstance(held, LocalBlob) else super().arrow_file()
 
     def let_go_if_evicted(self) -> None:
         """Close the file if it has been evicted, so that the disk gets its space back."""

@@ -83,6 +83,8 @@ def why_no_shard(files: Sequence[str], where: str) -> str:
     """Return a sentence on why a data set with these files has no shard."""
     if told := next((said for kind in _REMEDIES if (said := _told(kind, files, where))), None):
         return told
+    if told := _sidecar([name for name in files if name.endswith(".txt")], files, where):
+        return told
     if media := min((name for name in files if name.lower().endswith(_MEDIA)), default=None):
         return (
             f"{where} holds media ({media}) and nothing that says what they show: write a metadata.jsonl beside them, each line "
@@ -121,13 +123,20 @@ def _check_described(taken: Sequence[str], files: Sequence[str], where: str) -> 
     for kind in ("Lance", "LitData"):
         if told := _told(kind, files, where):
             raise DatasetError(told)
-    media = {_stem_of_medium(name): name for name in files if name.lower().endswith(_MEDIA)}
-    for name in taken:
-        if media and (medium := media.get(_stem(name))):
-            raise DatasetError(
+    if told := _sidecar(taken, files, where):
+        raise DatasetError(told)
+
+
+def _sidecar(annotations: Sequence[str], files: Sequence[str], where: str) -> str | None:
+    """Return a sentence on an annotation that has the name of a medium beside it; None where there is none."""
+    stems = {name.rpartition(".")[0]: name for name in annotations}
+    for medium in files if stems else ():
+        if medium.lower().endswith(_MEDIA) and (name := stems.get(medium.rpartition(".")[0])):
+            return (
                 f"{where} holds a file for each medium ({name} for {medium}), and files of single samples are not read: pack "
                 "them into tars, for example with `tar --sort=name`, or write one metadata.jsonl for all"
             )
+    return None
 
 
 def _check_folders(taken: Sequence[str], files: Sequence[str], where: str) -> None:
@@ -143,7 +152,3 @@ def _check_folders(taken: Sequence[str], files: Sequence[str], where: str) -> No
 
 def _stem(name: str) -> str:
     return name.removesuffix(next(suffix for suffix in SUFFIXES if name.endswith(suffix)))
-
-
-def _stem_of_medium(name: str) -> str:
-    return name.rpartition(".")[0]

@@ -106,26 +106,38 @@ def _names(
         if missing:
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
         return shards, root
-    where = _url(fs, root)
     visible = [name for name in names if not _is_hidden(name)]
-    shards = [name for name in visible if is_shard(posixpath.join(root, name))]
-    snapshots = sorted({"/".join(name.split("/", 2)[:2]) for name in shards if name.startswith("snapshots/")})
-    if len(snapshots) > 1:
-        raise DatasetError(f"{where} holds {len(snapshots)} snapshots of one data set: name one, such as {where}/{snapshots[0]}")
-    split: Callable[[str], str] = split_of
-    if len(shards) > 1 or root == path:
-        shards = [name for name in shards if may_be_shard(name)]
-        if root == path and hub_card.NAME in visible and wanted != ALL:
-            card = read_file(fs, posixpath.join(root, hub_card.NAME), hub_card.MAX_BYTES)
-            if declared := hub_card.splits_of(shards, hub_card.patterns_of(card, where)):
-                shards, split = list(declared), declared.__getitem__
-        shards = choose_format(shards, visible, where, tell)
+    shards = _chosen(fs, root, visible, wanted, tell, whole=root == path)
     if not shards:
         raise DatasetError(why_no_shard(visible, selection.root))
-    shards = choose_split(shards, where, wanted, split, tell)
     of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
     others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
     return others + _indexed(fs, root, of_mds, whole=root == path), root
+
+
+def _chosen(
+    fs: fsspec.AbstractFileSystem, root: str, files: list[str], wanted: str | None, tell: Callable[[str], None], whole: bool
+) -> list[str]:
+    """Return those of the files below `root` that are shards of the source's one format and split.
+
+    `whole`: whether they are all files of a folder. Raises DatasetError where it is not certain which are meant.
+    """
+    where = _url(fs, root)
+    shards = [name for name in files if is_shard(posixpath.join(root, name))]
+    split: Callable[[str], str] = split_of
+    if whole or len(shards) > 1:
+        shards = [name for name in shards if may_be_shard(name)]
+        snapshots = sorted({"/".join(name.split("/", 2)[:2]) for name in shards if name.startswith("snapshots/")})
+        if len(snapshots) > 1:
+            raise DatasetError(
+                f"{where} holds {len(snapshots)} snapshots of one data set: name one, such as {where}/{snapshots[0]}"
+            )
+        if whole and hub_card.NAME in files and wanted != ALL:
+            card = read_file(fs, posixpath.join(root, hub_card.NAME), hub_card.MAX_BYTES)
+            if declared := hub_card.splits_of(shards, hub_card.patterns_of(card, where)):
+                shards, split = list(declared), declared.__getitem__
+        shards = choose_format(shards, files, where, tell)
+    return choose_split(shards, where, wanted, split, tell) if shards else []
 
 
 def _relative(files: Sequence[str], root: str) -> list[str]:

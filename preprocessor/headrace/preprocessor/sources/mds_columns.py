@@ -1,7 +1,7 @@
 """Decoding of the values of MDS columns, from their bytes to what a record holds.
 
-Pictures stay encoded: `jpeg` and `png` as they are, and `pil` (width, height, mode, pixels) as an uncompressed PNG. Arrays
-become nested lists. `pkl` is not read: a pickle is a program, and data must carry no code.
+Pictures stay encoded: `jpeg` and `png` as they are, and `pil` (width, height, mode, pixels) as an uncompressed PNG or TIFF.
+Arrays become nested lists. `pkl` is not read: a pickle is a program, and data must carry no code.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ def _picture(data: bytes) -> bytes:
         raise ValueError(f"{len(data)} bytes are no {width} x {height} pixels")
     buffer = io.BytesIO()
     image = Image.frombytes(mode, (width, height), data[12 + mode_bytes :])
+    if mode in ("I", "F"):  # 32 bits, which PNG has not
+        image.save(buffer, "TIFF")
+        return buffer.getvalue()
     if mode.startswith("I"):  # 16 bits, which RGB would cut off at 8: they are scaled to 8 later, as for all 16-bit pictures
         image = image.convert("I").convert("I;16")
     elif mode not in ("1", "L", "LA", "P", "RGB", "RGBA"):

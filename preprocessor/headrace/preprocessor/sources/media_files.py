@@ -1,7 +1,7 @@
 """Media in files of their own, which rows name by paths.
 
 A path is relative to the source's `media_root`, or else to the folder of the file that names it. On a local disk it may also be
-below one folder `images`, `image`, `data`, `audio` or `media` beside that file, if it is in one of these alone.
+below one of the folders _BESIDE that lie beside that file, if it is in one of these alone.
 
 Absolute paths, ".." and symbolic links are followed where they end in that folder, in the source's folder, in `media_root`, in
 a folder that the operator has declared (--data-root), or in the blobs of the same Hugging Face snapshot.
@@ -27,7 +27,7 @@ from headrace.spec import SourceSpec
 
 # Errors of the system that are the sample's fault, because its path names nothing readable; others (EIO, EMFILE) are not.
 _ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP))
-_BESIDE = ("images", "image", "data", "audio", "media")
+_BESIDE = ("images", "image", "data", "audio", "media", "clips", "wavs")
 _GLOB = re.compile(r"[*?\[]")
 _SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+(?:/|$)")
 

@@ -26,6 +26,8 @@ _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.json", "metadata.parque
 _FILE = "file_name"
 _NEMO = "audio_filepath"
 _MEDIA = ("images", "image", "audios", "audio")
+_IMG2DATASET = {"url", "key", "status", "error_message"}
+"""Columns that tell a table of img2dataset, which has rows for images that could not be downloaded too."""
 _TEXTS = frozenset(("texts", "conversations", "messages", "caption", "text", "txt"))
 
 
@@ -43,6 +45,10 @@ class NamedMedia:
     def files(self) -> MediaFiles:
         """The files. Raises DatasetError where headrace.preprocessor.access forbids to read there."""
         return media_files(self._url, self._source)
+
+    def check_access(self) -> None:
+        """Raise DatasetError where headrace.preprocessor.access forbids to read the files."""
+        _ = self.files
 
     def record(self, key: str, fields: dict[str, Any]) -> Record:
         """Return the record of a row, under the usual names. Raises BadSampleError where a row names a part of a recording."""
@@ -97,8 +103,10 @@ class TableShard(Shard):
         return self._table.key(row)
 
     def read(self, row: int) -> Record:
-        """Return the record at `row`. Raises BadSampleError where it is damaged."""
+        """Return the record at `row`. Raises BadSampleError where it is damaged, or where img2dataset found no image for it."""
         record = self._table.read(row)
+        if record.fields.keys() >= _IMG2DATASET and record.fields["status"] != "success":
+            raise BadSampleError(Reason.MISSING_MEDIA, f"img2dataset got no image: {record.fields['error_message']}")
         return self._media.record(record.key, self._media.with_bytes(dict(record.fields)))
 
     def close(self) -> None:

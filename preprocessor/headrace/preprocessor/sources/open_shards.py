@@ -1,6 +1,6 @@
 """The indexed shards that a process keeps open: as many as its jobs want, within the limit on open files.
 
-An open shard takes one or two file descriptors. Before these run out, the least recently used shard of any job is dropped; it
+An open shard takes a file descriptor. Before these run out, the least recently used shard of any job is dropped; it
 is opened again when it is needed, which is slower and logged once.
 """
 
@@ -20,8 +20,7 @@ from headrace.preprocessor.sources import Shard
 log = logging.getLogger(__name__)
 
 MOST_FILES = 2**20  # containers have hard limits a thousand times as high, which nobody needs
-_FILES_OF_A_SHARD = 2  # a Parquet shard has its own descriptor and Arrow's
-_OTHER_FILES = 256  # connections of trainers, downloads, media files that JSONL names
+_OTHER_FILES = 256  # connections of trainers, shards that are being unpacked, media files that JSONL names
 _LEAST_SHARDS = 8
 
 
@@ -41,7 +40,7 @@ def _file_limit() -> int:
 
 def max_open_shards(files: int) -> int:
     """Return how many shards may be open at a time in a process that may have `files` files open."""
-    return max(_LEAST_SHARDS, (files - min(_OTHER_FILES, files // 2)) // _FILES_OF_A_SHARD)
+    return max(_LEAST_SHARDS, files - min(_OTHER_FILES, files // 2))
 
 
 class ShardSlot:

@@ -1,84 +1,74 @@
 """Parquet files with the columns of Hugging Face data sets: media as `{bytes, path}` structs or lists of them.
 
-Row groups are decoded whole and kept in one bounded cache of the process, so that reads in any order within a few row
-groups decode each group once. Rows have no key of their own: the key is the row number.
+Parquet gives no single row: a page is decoded as a whole, and a row group may be one page. Samples are read in an order that
+leaps over all row groups of many shards. So row groups are unpacked once, in a stream, into files in the cache on the local disk
+that give single rows (parquet_rows.py), small neighbours together into one. Very small files, and what the cache has no room for,
+are decoded in memory, group by group (parquet_memory.py). Rows have no key of their own: the key is the row number.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
+import io
+import logging
+import os
 import threading
-from collections import OrderedDict
-from collections.abc import Callable
-from itertools import accumulate, count
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.observability.logs import pairs
 from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.sources import parquet_rows
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobReader, local_path, open_blob, unreadable_error
-from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, expanded_bytes
+from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob, unreadable_error
+from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, expanded_bytes, most_unpacked_bytes, rows_at_once
+from headrace.preprocessor.sources.parquet_memory import CACHE, SERIALS
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
-CACHE_BYTES = 512 * 2**20
+log = logging.getLogger(__name__)
+
+UNIT_BYTES = 64 * 2**20
+"""Unpacked bytes up to which neighbouring row groups share a file of the cache, which would hold a crowd of files otherwise."""
+IN_MEMORY_BYTES = 2**20
+"""Unpacked bytes of a whole Parquet file that is not worth a file of the cache."""
+RETRY_S = 60.0
+"""Time after which row groups that there was no room for are tried again."""
 _MAGIC = b"PAR1"
+_BUFFER_BYTES, _MOST_BUFFERS_BYTES = 2**18, 2**25  # of one column that is being read; of all that are
+# One thread unpacks what some ten decode, and while it does it holds a few pages, which may be as large as their row group. The
+# threads are always the same ones, as each keeps some of the memory that it has freed.
+_THREADS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 8), thread_name_prefix="unpack")
 
 
-class RowGroupCache:
-    """A cache of decoded row groups within `max_bytes`, except that the newest stays even if it alone exceeds them.
-
-    The least recently used row groups are dropped first.
-    """
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._tables: OrderedDict[tuple[int, int], pa.Table] = OrderedDict()
-
-    def get(self, key: tuple[int, int], decode: Callable[[], pa.Table]) -> pa.Table:
-        """Return the table of `key`, a (shard, row group), calling `decode` if it is not cached.
-
-        No thread waits for another's decoding, so that two may decode the same row group.
-        """
-        with self._lock:
-            if key in self._tables:
-                self._tables.move_to_end(key)
-                return self._tables[key]
-        table = decode()
-        with self._lock:
-            self._tables[key] = table
-            while len(self._tables) > 1 and sum(kept.nbytes for kept in self._tables.values()) > self._max_bytes:
-                self._tables.popitem(last=False)
-        return table
-
-    def drop(self, shard: int) -> None:
-        """Remove the row groups of a shard, for example once it is closed."""
-        with self._lock:
-            for key in [key for key in self._tables if key[0] == shard]:
-                del self._tables[key]
-
-
-_CACHE = RowGroupCache(CACHE_BYTES)
-_SERIALS = count()
+_warned = threading.Event()
 
 
 class ParquetShard(Shard):
-    """A shard that is one Parquet file, decoded by row group."""
+    """A shard that is one Parquet file."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
+        """Read the footer. Without a cache all row groups are decoded in memory."""
         self._url = url
-        self._serial = next(_SERIALS)
-        self._lock = threading.Lock()
-        self._file: Any = None  # pq.ParquetFile; None where the file is damaged as a whole
+        self._cache: BlobCache | None = None
+        self._serial = next(SERIALS)
         self.num_rows = 0
         self.rejected = ()
         self._blob = open_blob(url, cache)
         failure = _cut_short(self._blob)
         if failure is None:
             try:
-                self._file = self._open()
+                with self._blob.arrow_file() as source, pq.ParquetFile(source) as file:
+                    self._metadata, schema = file.metadata, file.schema_arrow
             except pa.ArrowException as err:
                 failure = Rejected(name="", reason=Reason.ARCHIVE_CORRUPT, detail=f"the footer is damaged: {err}")
             except OSError as err:
@@ -86,10 +76,17 @@ class ParquetShard(Shard):
         if failure is not None:
             self.rejected = (failure,)
             return
-        metadata = self._file.metadata
-        groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
-        self._starts = np.array(list(accumulate((group.num_rows for group in groups), initial=0)))
-        self.num_rows = int(self._starts[-1])
+        self._schema = pa.schema([field.with_type(parquet_rows.plain_type(field.type)) for field in schema])
+        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
+        self._starts = list(accumulate((group.num_rows for group in groups), initial=0))
+        self._sizes = [max(0, group.total_byte_size) for group in groups]
+        self._units = _units(self._sizes)
+        self.num_rows = self._starts[-1]
+        self._version = self._blob.version
+        is_small = max(self._blob.size, sum(self._sizes)) <= IN_MEMORY_BYTES
+        self._cache = None if is_small or not self._version else cache
+        self._no_room_until_s: dict[range, float] = {}
+        self._unpacked: set[range] = set()
 
     def key(self, row: int) -> str:
         """Return the row number as a string. Raises IndexError where there is no such row."""
@@ -100,10 +97,10 @@ class ParquetShard(Shard):
     def read(self, row: int) -> Record:
         """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""
         key = self.key(row)
-        group = int(np.searchsorted(self._starts, row, side="right")) - 1
-        table = _CACHE.get((self._serial, group), lambda: self._decode(group))
-        cells = table.slice(row - int(self._starts[group]), 1)
-        check_size("the row", sum(expanded_bytes(chunk) for column in cells.columns for chunk in column.chunks), MAX_MEDIUM_BYTES)
+        group = bisect_right(self._starts, row) - 1
+        cells = self._unpacked_cells(row, group)
+        if cells is None:
+            cells = self._decoded_cells(row, group)
         try:
             fields = cells.to_pylist()[0]
         except UnicodeDecodeError as err:
@@ -112,27 +109,108 @@ class ParquetShard(Shard):
 
     def close(self) -> None:
         """Close the file and free its decoded row groups."""
-        _CACHE.drop(self._serial)
-        if self._file is not None:
-            self._file.close(force=True)
+        CACHE.drop(self._serial)
         self._blob.close()
 
+    def _decoded_cells(self, row: int, group: int) -> pa.Table:
+        """Return a row as a table, of a row group that is decoded in memory."""
+        table = CACHE.get((self._serial, group), lambda: self._decode(group))
+        cells = table.slice(row - self._starts[group], 1)
+        check_size("the row", sum(expanded_bytes(chunk) for column in cells.columns for chunk in column.chunks), MAX_MEDIUM_BYTES)
+        return cells
+
     def _decode(self, group: int) -> pa.Table:
-        as_dictionary = dictionary_columns(self._file, group, self._blob)
+        as_dictionary = dictionary_columns(self._metadata, group, self._blob)
+        with self._opened(group, read_dictionary=as_dictionary) as file:
+            return file.read_row_group(group, use_threads=False)
+
+    def _unpacked_cells(self, row: int, group: int) -> pa.RecordBatch | None:
+        """Return a row of an unpacked row group as a batch, unpacking it first if need be; None where it is not to be."""
+        unit = self._units[bisect_right(self._units, group, key=lambda unit: unit.start) - 1]
+        if self._cache is None or time.monotonic() < self._no_room_until_s.get(unit, 0.0):
+            return None
+        key = _key(self._version, unit)
+        file = self._cache.find(key, self._url)
+        if file is None:
+            file = _THREADS.submit(self._cache.make, key, self._url, functools.partial(self._unpack, unit)).result()
+        if file is None:
+            self._no_room_until_s[unit] = time.monotonic() + RETRY_S
+            return None
+        first = self._starts[unit.start]
+        return parquet_rows.read_row(file, self._schema, len(unit), group - unit.start, row - first)
+
+    def _unpack(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
+        """Unpack neighbouring row groups into a new file of the cache."""
+        if unit in self._unpacked:
+            _warn_of_evictions(self._url)
+        first, num_bytes = self._starts[unit.start], sum(self._sizes[group] for group in unit)
+        writer = parquet_rows.RowsWriter(file, reserve, len(unit), self._starts[unit.stop] - first, num_bytes)
+        for group in unit:
+            try:
+                dictionary_columns(self._metadata, group, self._blob)  # refuses a group that takes too much memory
+                if rows := rows_at_once(self._metadata, group, self._blob):
+                    begin, end = self._starts[group] - first, self._starts[group + 1] - first
+                    writer.add(range(begin, end), self._batches(group, rows), most_unpacked_bytes(self._metadata, group))
+            except BadSampleError as err:
+                writer.refuse(group - unit.start, err)
+        writer.finish()
+        self._unpacked.add(unit)
+        pa.default_memory_pool().release_unused()
+
+    def _batches(self, group: int, num_rows: int) -> Iterator[pa.RecordBatch]:
+        """Decode a row group in a stream, a page and `num_rows` rows at a time."""
+        with self._opened(group) as file:
+            for batch in file.iter_batches(row_groups=[group], batch_size=num_rows, use_threads=False):
+                yield batch if batch.schema.types == self._schema.types else batch.cast(self._schema)
+
+    @contextlib.contextmanager
+    def _opened(self, group: int, **options: Any) -> Iterator[Any]:
+        """Yield the file as a pyarrow ParquetFile to decode a row group. Raises BadSampleError where that is damaged."""
+        buffer_bytes = min(_BUFFER_BYTES, max(1, _MOST_BUFFERS_BYTES // max(1, self._metadata.num_columns)))
+        options |= {"metadata": self._metadata, "buffer_size": buffer_bytes, "pre_buffer": False}
         try:
-            if as_dictionary:
-                with self._open(metadata=self._file.metadata, read_dictionary=as_dictionary) as file:
-                    return file.read_row_group(group, use_threads=False)
-            with self._lock:
-                return self._file.read_row_group(group, use_threads=False)
+            with self._blob.arrow_file() as source, pq.ParquetFile(source, **options) as file:
+                yield file
         except (pa.ArrowException, OSError) as err:
             if isinstance(err, OSError) and err.errno is not None:
                 raise unreadable_error(self._url, err) from err
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
 
-    def _open(self, **options: Any) -> Any:
-        """Open the file as a pyarrow ParquetFile. Arrow reads local files by itself, without the GIL."""
-        return pq.ParquetFile(local_path(self._url) or pa.PythonFile(BlobReader(self._blob), mode="r"), **options)
+
+def _units(sizes: list[int]) -> list[range]:
+    """Return the row groups of given sizes as neighbours that are unpacked together."""
+    units, taken = [], UNIT_BYTES
+    for group, size in enumerate(sizes):
+        taken += size
+        if taken > UNIT_BYTES:
+            units.append(range(group, group + 1))
+            taken = size
+        else:
+            units[-1] = range(units[-1].start, group + 1)
+    return units
+
+
+def _key(version: str, unit: range) -> str:
+    """Return the key, in the cache, of row groups of a version of a file, as this release unpacks them.
+
+    It holds the system's start: what is written is not synchronised with the disk, and may be in pieces after a power cut.
+    """
+    words = (version, unit.start, unit.stop, parquet_rows.FORMAT, pa.__version__, _system_start())
+    return hashlib.sha256("\n".join(map(str, words)).encode()).hexdigest()[:40]
+
+
+def _warn_of_evictions(url: str) -> None:
+    """Log, once in this process, that what a file was unpacked to has not stayed in the cache."""
+    if _warned.is_set():
+        return
+    _warned.set()
+    remedy = "raise --cache-gib, so that it holds the shards that are read side by side, or lower shuffle_shards"
+    log.warning("unpacking Parquet again, which the cache had no room to keep %s", pairs(shard=url, remedy=remedy))
+
+
+@functools.cache
+def _system_start() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text()
 
 
 def _cut_short(blob: Blob) -> Rejected | None:

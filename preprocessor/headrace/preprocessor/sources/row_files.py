@@ -25,7 +25,7 @@ class RowFileShard(Shard):
         """`source` says where the media are and what its mapping names; None: those beside the file, and the usual mapping."""
         self._blob = open_blob(url, cache)
         self._media = NamedMedia(url, source)
-        self._media.files  # noqa: B018 - refused now where the file leads to a folder that may not be read
+        self._media.check_access()
         rejected: list[Rejected] = []
         if codec := next((codec for end, codec in CODECS.items() if url.endswith(end)), None):
             self._blob, failure = unpack(self._blob, url, codec)

@@ -2,8 +2,8 @@
 
 A control token's name inside text is encoded as ordinary tokens, and so is the name of any token that the file calls special.
 Control ids come from the template only. Added tokens that are not special, such as `<think>` and `<tool_call>` of Qwen3, are
-part of what is written: they are kept whole, as in `transformers`. Encoding is thread-safe but does not run in parallel between
-Python threads.
+part of what is written: they are kept whole, as in `transformers`, and so are special ones that the job allows. Encoding is
+thread-safe but does not run in parallel between Python threads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import AddedToken, Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from headrace.errors import DatasetError, SpecError
@@ -43,21 +43,44 @@ CONTROL_TOKENS = (
 class TextEncoder:
     """A tokenizer that never encodes text to a control id."""
 
-    def __init__(self, definition: str, name: str, control: Sequence[str] = CONTROL_TOKENS) -> None:
+    def __init__(
+        self,
+        definition: str,
+        name: str,
+        control: Sequence[str] = CONTROL_TOKENS,
+        *,
+        optional: Sequence[str] = (),
+        allowed: Sequence[str] = (),
+        every_special: bool = False,
+    ) -> None:
         """`definition` is the content of a tokenizer.json, `name` what errors call it.
 
-        Raises SpecError if it is not a tokenizer.json, lacks a control token, or cannot tell one from text.
+        `optional` are control tokens that the file may lack, and with `every_special` all its special tokens are control tokens.
+        `allowed` are special tokens whose names in a text are the tokens themselves. Raises SpecError if it is not a
+        tokenizer.json, lacks a control or an allowed token, or cannot tell a control token from text.
         """
-        document, self._tokenizer = _load(definition, name, control)
+        self.name = name
+        """What errors call the tokenizer."""
+        document, self._tokenizer, control = _load(definition, name, (*control, *optional), allowed, every_special=every_special)
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        missing = [token for token in control if token not in vocabulary]
-        if missing:
-            raise SpecError(f"text.tokenizer: {name} lacks the control token {missing[0]}; add it to its added tokens")
+        for token in (*(token for token in control if token not in optional), *allowed):
+            if token not in vocabulary:
+                kind = "allowed token" if token in allowed else "control token"
+                raise SpecError(f"text.tokenizer: {name} lacks the {kind} {token}; add it to its added tokens")
+        control = tuple(token for token in control if token in vocabulary)
         self.vocab_size = 1 + max(vocabulary.values())
         """One more than the highest token id."""
         self.control: Mapping[str, int] = {token: vocabulary[token] for token in control}
-        """Id of each control token by its name."""
-        self._longest = max(map(len, vocabulary))
+        """Id of each control token by its name, without the optional ones that the file lacks."""
+        self.added_tokens: Mapping[str, AddedToken] = {
+            token.content: token for token in self._tokenizer.get_added_tokens_decoder().values()
+        }
+        """Added tokens by their names, special or not."""
+        special = {token["content"] for token in document["added_tokens"] if token["special"]}
+        self.disarmed = re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or "(?!)")
+        """Finds the names of special tokens in a text, which are text there."""
+        self.longest = max(map(len, vocabulary))
+        """Number of characters of the longest token."""
         self._byte_pairs = byte_pairs.load(document)
         kept = [re.escape(token["content"]) for token in document["added_tokens"] if not token["special"]]
         self._kept = re.compile("|".join(kept)) if kept else None  # added tokens that the fast codec does not know
@@ -89,7 +112,7 @@ class TextEncoder:
         that must have more tokens is refused before it is tokenised. Raises BadSampleError with encoding_error (a lone
         surrogate) or too_long.
         """
-        if limit is not None and len(text) > limit * self._longest:
+        if limit is not None and len(text) > limit * self.longest:
             raise BadSampleError(Reason.TOO_LONG, f"{len(text)} characters have more than {limit} tokens")
         try:
             text.encode()
@@ -122,8 +145,18 @@ class TextEncoder:
 
 
 @lru_cache(maxsize=4)
-def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEncoder:
-    """Load, or take from a cache, the encoder at a path or fsspec URL; the bundled one for "". Raises SpecError."""
+def load_encoder(
+    path: str,
+    control: tuple[str, ...] = CONTROL_TOKENS,
+    optional: tuple[str, ...] = (),
+    allowed: tuple[str, ...] = (),
+    *,
+    every_special: bool = False,
+) -> TextEncoder:
+    """Load, or take from a cache, the encoder at a path or fsspec URL; the bundled one for "". TextEncoder says the rest.
+
+    Raises SpecError.
+    """
     name = path or str(BUNDLED)
     try:
         definition = (read_url(path, MAX_TOKENIZER_BYTES) if path else BUNDLED.read_bytes()).decode()
@@ -131,24 +164,34 @@ def load_encoder(path: str, control: tuple[str, ...] = CONTROL_TOKENS) -> TextEn
         raise SpecError(f"text.tokenizer: {err}") from err
     except UnicodeDecodeError as err:
         raise SpecError(f"text.tokenizer: {name} is not UTF-8: {err}") from err
-    encoder = TextEncoder(definition, name, control)
+    encoder = TextEncoder(definition, name, control, optional=optional, allowed=allowed, every_special=every_special)
     log.info("text codec %s", pairs(tokenizer=path or "bundled", codec=encoder.codec))
     if byte_pairs.NAME is None:
         log.warning("tiktoken is not installed: tokenizers encodes text, with the same ids; pip install tiktoken is faster")
     return encoder
 
 
-def _load(definition: str, name: str, control: Sequence[str]) -> tuple[dict[str, Any], Tokenizer]:
-    """Parse a tokenizer.json and mark every control token special, which is what `encode_special_tokens` turns into text.
+def _load(
+    definition: str, name: str, control: Sequence[str], allowed: Sequence[str], *, every_special: bool
+) -> tuple[dict[str, Any], Tokenizer, tuple[str, ...]]:
+    """Parse a tokenizer.json, and mark just the tokens special whose names are to be text in a text; return all control tokens.
 
-    The post-processor is removed, since it would add tokens and cut blanks off their spans.
+    `encode_special_tokens` turns those into text. The post-processor is removed, since it would add tokens and cut blanks off
+    their spans.
     """
+    for token in allowed:
+        if token in control:
+            raise SpecError(f"text.allow_tokens: {token} is a control token of the template, which data must not write")
     try:
         document = json.loads(definition)
         for token in document["added_tokens"]:
-            token["special"] = token["special"] or token["content"] in control
+            token["special"] = (token["special"] and token["content"] not in allowed) or token["content"] in control
+        if every_special:
+            unknown = document["model"].get("unk_token")  # what texts become that have no other token
+            special = [token["content"] for token in document["added_tokens"] if token["special"]]
+            control = tuple(dict.fromkeys([*control, *(token for token in special if token != unknown)]))
         document["post_processor"] = None
-        return document, _tokenizer(document)
+        return document, _tokenizer(document), tuple(control)
     except Exception as err:  # `tokenizers` raises Exception itself
         raise SpecError(f"text.tokenizer: {name} is not a tokenizer.json: {err}") from err
 

@@ -3,82 +3,73 @@
 A turn is rendered as its frame's head, its content, and the frame's end and tail. Loss is on the words and the end of the turns
 that are to be learnt; heads, tails and media never carry any. Text between two control tokens is tokenised in one piece, whether
 it is from a turn or from a frame, as if the prompt had been written as one string; a token with both in it counts as words.
-
-Each label is at the position of its own token (the model predicts label i from the tokens before i); the first token of a
-sequence has nothing before it, so its label is ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-import numpy as np
-from numpy.typing import NDArray
-
+from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
+from headrace.preprocessor.records.template_fields import NAME, no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
+from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, SequenceBuilder, TokenSequence, count_disarmed
 from headrace.preprocessor.text.templates import TEMPLATES, Frame, Template
+from headrace.preprocessor.text.tokenizer_template import load_tokenizer_template
 from headrace.quarantine import BadSampleError, Reason
-from headrace.sample import LABEL_IGNORED
 from headrace.text_spec import TextSpec
 
-NO_TOKEN = -1
-"""The id given for a placeholder that a template does not have."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenSequence:
-    """A sample as the LLM gets it: token ids and labels, two int32 arrays of equal length."""
-
-    input_ids: NDArray[np.int32]
-    labels: NDArray[np.int32]
-
-    @property
-    def num_targets(self) -> int:
-        """Number of tokens that carry loss."""
-        return int(np.count_nonzero(self.labels != LABEL_IGNORED))
-
-
-def load_template(spec: TextSpec) -> ChatTemplate:
+def load_template(spec: TextSpec) -> PromptTemplate:
     """Load the prompt template and the tokenizer that a spec names. Raises SpecError if they do not fit each other."""
+    if spec.template == "chat_template":
+        return load_tokenizer_template(spec)
     template = TEMPLATES[spec.template].with_tokens(spec.image_token, spec.audio_token)
-    return ChatTemplate(load_encoder(spec.tokenizer, template.control), spec.max_tokens, template)
+    encoder = load_encoder(spec.tokenizer, template.required, template.of_media, spec.allow_tokens)
+    for kind, token in (("image", spec.image_token), ("audio", spec.audio_token)):
+        if token and token not in encoder.control:
+            raise SpecError(f"text.{kind}_token: {encoder.name} lacks the control token {token}; add it to its added tokens")
+    return ChatTemplate(encoder, spec.max_tokens, template)
 
 
-class ChatTemplate:
+class ChatTemplate(PromptTemplate):
     """Renders samples with one prompt template and one tokenizer. Stateless and thread-safe."""
 
     def __init__(self, encoder: TextEncoder, max_tokens: int, template: Template = TEMPLATES["chatml"]) -> None:
-        """`encoder` must know the template's control tokens; a sequence of more than `max_tokens` is refused."""
+        """`encoder` must know the template's control tokens; a sequence of more than `max_tokens` is refused.
+
+        Those around media may be missing, as long as there are no such media.
+        """
         self.encoder = encoder
         self._max_tokens = max_tokens
         self._template = template
         control = encoder.control
         self.vocabulary = Vocabulary(
             size=encoder.vocab_size,
-            image_token=control[template.image_token],
-            audio_token=control[template.audio_token] if template.audio else NO_TOKEN,
+            image_token=control.get(template.image_token, NO_TOKEN),
+            audio_token=control.get(template.audio_token, NO_TOKEN),
         )
-        """Size of the vocabulary and ids of the placeholders; `audio_token` is NO_TOKEN if the template takes no recordings."""
         self._control_names = re.compile("(" + "|".join(map(re.escape, template.control)) + ")")
         self._begin = self._pieces(template.begin)
         self._frames = {role: self._frame(frame) for role, frame in template.roles.items()}
         self._opening = self._frame(template.opening) if template.opening else self._frames[Role.SYSTEM]
         self._image, self._audio = self._pieces(template.image), self._pieces(template.audio)
+        self._missing = [token for token in template.of_media if token not in control]
 
     def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
         """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
 
-        Raises BadSampleError with too_long, encoding_error, unsupported_media (a recording that the template has no place
-        for) or schema_error (a system turn that the template has no place for).
+        Raises BadSampleError with too_long, encoding_error, unsupported_media (a recording that the template has no place for,
+        a medium for which the tokenizer has no token) or schema_error (tools, thoughts or a system turn that the template has no
+        place for).
         """
-        builder = _SequenceBuilder(self.encoder, self._max_tokens)
+        _check_words_only(sample)
+        builder = SequenceBuilder(self.encoder, self._max_tokens)
         builder.begin(self._begin)
         media = iter(media_tokens)
         for index, turn in enumerate(self._turns(sample)):
@@ -91,7 +82,7 @@ class ChatTemplate:
                     self._add_medium(builder, item, next(media))
             builder.add(frame.end, loss=turn.loss)
             builder.add(frame.tail, loss=False)
-        return builder.finish()
+        return builder.finish(num_disarmed=count_disarmed(sample, self.encoder))
 
     def _turns(self, sample: Sample) -> tuple[Turn, ...]:
         """Return the sample's turns, with the system turn that the template wants in front, or without one it does not take."""
@@ -114,7 +105,7 @@ class ChatTemplate:
         media = (segment for segment in turn.segments if not isinstance(segment, Text))
         return [*(item for medium in media for item in (medium, Text(text=gap))), *(_trimmed(words) if trim else words)]
 
-    def _add_medium(self, builder: _SequenceBuilder, medium: Image | Audio, num_tokens: int) -> None:
+    def _add_medium(self, builder: SequenceBuilder, medium: Image | Audio, num_tokens: int) -> None:
         if isinstance(medium, Image):
             pieces, token, count = self._image, self.vocabulary.image_token, self._template.tokens_per_image or num_tokens
         elif self._audio:
@@ -123,6 +114,11 @@ class ChatTemplate:
             raise BadSampleError(
                 Reason.UNSUPPORTED_MEDIA, "the template has no place for a recording; name its placeholder in text.audio_token"
             )
+        for piece in pieces:
+            if piece in self._missing:
+                raise BadSampleError(
+                    Reason.UNSUPPORTED_MEDIA, f"{self.encoder.name} lacks the control token {piece}; add it to its added tokens"
+                )
         for piece in pieces:
             if piece == token:
                 builder.add_control(token, count=count, loss=False)
@@ -138,6 +134,22 @@ class ChatTemplate:
         return [control.get(piece, piece) for piece in self._control_names.split(markup) if piece]
 
 
+def _check_words_only(sample: Sample) -> None:
+    """Raise BadSampleError (schema_error) if a sample has more than these templates have a place for: words and media."""
+    if sample.tools:
+        raise no_place("tools", "tools")
+    for index, turn in enumerate(sample.turns):
+        for name in turn.extra:
+            if name != NAME:
+                raise no_place(f"turn {index}: {name}", name)
+        if turn.role is Role.TOOL:
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                f"turn {index} has the role 'tool', which has no place in this template: name it in the mapping's user_roles, or "
+                "take the tokenizer's own template (text.template: chat_template)",
+            )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame:
     """A `Frame` whose markup is cut into text and control ids."""
@@ -146,61 +158,6 @@ class _Frame:
     end: list[str | int]
     tail: list[str | int]
     trim: bool
-
-
-class _SequenceBuilder:
-    """Ids and labels of a sequence under construction, up to a limit. Text is buffered until a control token ends it."""
-
-    def __init__(self, encoder: TextEncoder, max_tokens: int) -> None:
-        self._encoder = encoder
-        self._max_tokens = max_tokens
-        self._ids, self._labels = array("i"), array("i")
-        self._text: list[str] = []
-        self._text_length = 0
-        self._learnt: list[tuple[int, int]] = []  # spans of the buffered text
-        self._inner = False  # whether a control token stands before the buffered text
-
-    def begin(self, pieces: Iterable[str | int]) -> None:
-        """Add what tokenizers put in front of a text; what follows still counts as the beginning of the text."""
-        self.add(pieces, loss=False)
-        self._inner = False
-
-    def add(self, pieces: Iterable[str | int], *, loss: bool) -> None:
-        for piece in pieces:
-            if isinstance(piece, int):
-                self.add_control(piece, loss=loss)
-                continue
-            if loss:
-                self._learnt.append((self._text_length, self._text_length + len(piece)))
-            self._text.append(piece)
-            self._text_length += len(piece)
-
-    def add_control(self, token: int, *, count: int = 1, loss: bool) -> None:
-        self._encode_text()
-        self._inner = True
-        self._append(array("i", [token]) * count, array("i", [token if loss else LABEL_IGNORED]) * count)
-
-    def finish(self) -> TokenSequence:
-        self._encode_text()
-        self._labels[0] = LABEL_IGNORED
-        return TokenSequence(input_ids=np.frombuffer(self._ids, np.int32), labels=np.frombuffer(self._labels, np.int32))
-
-    def _encode_text(self) -> None:
-        if not self._text_length:
-            return
-        ids, learnt = self._encoder.encode_spans("".join(self._text), self._learnt, self._max_tokens, inner=self._inner)
-        tokens = array("i", ids)
-        labels = array("i", [LABEL_IGNORED]) * len(ids)
-        for span in learnt:
-            labels[span.start : span.stop] = tokens[span.start : span.stop]
-        self._append(tokens, labels)
-        self._text, self._text_length, self._learnt = [], 0, []
-
-    def _append(self, ids: array[int], labels: array[int]) -> None:
-        self._ids += ids
-        self._labels += labels
-        if len(self._ids) > self._max_tokens:
-            raise BadSampleError(Reason.TOO_LONG, f"more than {self._max_tokens} tokens")
 
 
 def _merged(segments: Iterable[Segment], joint: str = "") -> list[Segment]:

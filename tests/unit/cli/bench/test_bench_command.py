@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.cli.bench import bench_preprocess, bench_transport
 from headrace.cli.bench.bench import preprocess_verdict, transport_verdict
@@ -35,6 +36,22 @@ def test_every_stage_of_a_data_set_is_measured(capsys: pytest.CaptureFixture[str
     assert rest["name"] == "the rest"
     assert rest["cpu_s_per_sample"] >= 0  # a difference of measurements: none where noise is larger than it
     assert set(report["samples_per_s"]) == {"1", "2"}
+
+
+def test_the_sources_of_a_job_are_measured_in_turn_as_the_job_reads_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"title": "A film."}\n' * 9)
+    (tmp_path / "b.jsonl").write_text('{"caption": "A barn."}\n' * 2)
+    sources = [{"path": str(tmp_path / "a.jsonl"), "mapping": {"text": "title"}}, {"path": str(tmp_path / "b.jsonl")}]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "two", "sources": sources}))
+    options = ["--spec", str(tmp_path / "job.yaml"), "--limit", "6", "--threads", "1", "--format", "json"]
+    assert main(["bench", "preprocess", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_samples"], report["num_refused"]) == (6, 0)
+    assert main(["bench", "preprocess", *options, "--mapping", "text=caption"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["num_samples"], report["num_refused"]) == (2, 4), "four of the first source, both of the second"
 
 
 def test_a_data_set_without_samples_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 
-from headrace.cli.inspect.inspect import evenly_spaced_samples
 from headrace.cli.main import main
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "data"
@@ -153,18 +150,6 @@ def test_a_limit_leaves_samples_out_and_damage_of_the_archive_in(data: Path, ins
     assert report["not_probed"] == 4
     assert report["samples"] + len([item for item in report["refused"] if item["reason"] != "archive_corrupt"]) == 2
     assert [item["sample"] for item in report["refused"] if item["reason"] == "archive_corrupt"] == ["data/c.tar"]
-
-
-@given(rows=st.lists(st.integers(0, 40), max_size=12), limit=st.one_of(st.none(), st.integers(1, 500)))
-def test_samples_are_spread_evenly(rows: list[int], limit: int | None) -> None:
-    shards, places = evenly_spaced_samples(rows, limit)
-    total = sum(rows)
-    assert len(shards) == len(places) == (total if limit is None else min(limit, total))
-    assert all(0 <= place < rows[shard] for shard, place in zip(shards, places, strict=True))
-    order = np.cumsum([0, *rows])[shards] + places
-    gaps = np.diff(order)
-    assert (gaps > 0).all(), "each sample once, in order"
-    assert not len(gaps) or gaps.max() - gaps.min() <= 1
 
 
 def test_no_good_sample_means_no_picture_but_a_report(tmp_path: Path, inspect: Inspect) -> None:

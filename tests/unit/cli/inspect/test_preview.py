@@ -11,18 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tokenizers import Tokenizer
 
+from headrace.cli.inspect import preview as preview_module
 from headrace.cli.inspect.contact_sheet import CaptionedPicture, Card, Token, cut, draw_sheet, lay_out
-from headrace.cli.inspect.inspect import reading_spec
 from headrace.cli.inspect.preview import reassemble, tokens_of
-from headrace.cli.main import _parse, main
+from headrace.cli.main import main
 from headrace.preprocessor.image import to_patches
+from headrace.preprocessor.job_work import JobWork
+from headrace.preprocessor.sources import list_shards
+from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.template import load_template
-from headrace.sample import LABEL_IGNORED
-from headrace.spec import ImageSpec
+from headrace.preprocessor.text.templates import TEMPLATES
+from headrace.sample import LABEL_IGNORED, SampleRef
+from headrace.spec import ImageSpec, load_spec_yaml
 from headrace.text_spec import TextSpec
 
 LEARNT, REFUSED = {(252, 220, 203), (246, 195, 167)}, (179, 38, 30)
@@ -127,8 +133,60 @@ def test_what_the_user_can_fix_is_one_sentence(
     assert error.count("\n") == 1
 
 
-def test_the_template_is_that_of_the_spec() -> None:
-    assert reading_spec(_parse(["inspect", "x", "--template", "llama3"])).text.template == "llama3"
+@pytest.fixture
+def job(data: Path) -> Path:
+    """The spec of a job with settings of its own for all that a sample becomes."""
+    tokenizer = Tokenizer.from_file(str(BUNDLED))
+    tokenizer.add_special_tokens([*TEMPLATES["llama3"].control, "<img>", "<snd>"])
+    tokenizer.save(str(data.parent / "tokenizer.json"))
+    spec = {
+        "name": "own",
+        "sources": [{"path": str(data)}],
+        "image": {"patch": 16, "merge": 1, "max_pixels": 20_000},
+        "audio": {"mel_bins": 40, "hop_s": 0.02, "frames_per_token": 4},
+        "text": {
+            "tokenizer": str(data.parent / "tokenizer.json"),
+            "template": "llama3",
+            "image_token": "<img>",
+            "audio_token": "<snd>",
+        },
+    }
+    (data.parent / "job.yaml").write_text(yaml.safe_dump(spec))
+    return data.parent / "job.yaml"
+
+
+def test_of_a_job_the_sheet_shows_what_its_preprocessor_delivers(
+    job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Card] = []
+
+    def draw(cards: list[Card], **options: str) -> Image.Image:
+        drawn.extend(cards)
+        return draw_sheet(cards, **options)
+
+    monkeypatch.setattr(preview_module, "draw_sheet", draw)
+    assert main(["inspect", "--spec", str(job), "--out", str(job.parent / "out"), "--format", "json", "--preview"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == str(job)
+
+    spec = load_spec_yaml(job)
+    work = JobWork(spec.name, spec)
+    work.shards = tuple(list_shards(spec))
+    batch, refused = work.decode_batch([SampleRef(sample_id=n, shard=0, row=n) for n in range(3)])
+    work.close()
+    assert [(card.name, card.reason, card.detail) for card in drawn[2:]] == [
+        (item.name, item.reason, item.detail) for item in refused
+    ]
+    template = load_template(spec.text)
+    for card, row in zip(drawn[:2], batch.to_pylist(), strict=True):
+        ids, labels = np.array(row["input_ids"], np.int32), np.array(row["labels"], np.int32)
+        assert list(card.tokens) == list(tokens_of(ids, labels, template))
+        patches = np.array(row["patches"], np.uint8).reshape(-1, 3 * 16 * 16)
+        assert len(card.images) == len(row["image_grids"])
+        for shown, (_, height, width) in zip(card.images, row["image_grids"], strict=True):
+            np.testing.assert_array_equal(np.asarray(shown.picture), reassemble(patches, height, width, spec.image))
+        assert [shown.picture.size for shown in card.spectra] == [(frames, 40) for frames in row["mel_frames"]]
+    assert drawn[0].images[0].picture.size == (192, 96), "within 20,000 pixels, of patches of 16"
+    assert "<|start_header_id|>" in {token.text for token in drawn[0].tokens}
 
 
 @settings(max_examples=50)

@@ -12,6 +12,7 @@ import matplotlib.image
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from headrace.cli.costs.cost_table import read_cost_table
 from headrace.cli.main import main
@@ -42,6 +43,15 @@ def test_a_data_set_is_compared_from_its_headers(tmp_path: Path, capsys: pytest.
     assert rows["random"]["speedup"] == 1
     assert rows[report["best"]]["speedup"] == max(row["speedup"] for row in rows.values()) > 1
     assert matplotlib.image.imread(report["picture"]).shape[1] > 1000
+
+
+def test_a_job_is_compared_as_it_reads_its_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.yaml"
+    sources = [{"path": EXAMPLE, "name": "example"}, {"path": "/no/such/folder"}]
+    job.write_text(yaml.safe_dump({"name": "two", "sources": sources, "text": {"max_tokens": 60}}))
+    report = compare(capsys, tmp_path, "example", "--spec", str(job), "--limit", "64", "--replicas", "1", "--num-stages", "2")
+    assert report["dataset"] == f"example of {job}"
+    assert 0 < report["global_batch"] < 64, "longer samples are refused"
 
 
 def test_a_cost_table_gives_means_over_its_global_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +174,7 @@ def test_a_larger_model_costs_more_and_measured_layers_take_its_place(tmp_path: 
         (["compare", HARD, "--out", f"{HARD}/out"], "cannot write to"),
         (["compare", HARD, "--model", "7b"], "--model is for data sets; a cost table has its costs already"),
         (["compare", HARD, "--tokenizer", "x"], "--tokenizer is for data sets"),
+        (["compare", HARD, "--mapping", "llava"], "--mapping is for data sets"),
         (["compare", HARD, "--global-batch", "10"], "--global-batch must be from 1 to the 9 samples there are, got 10"),
         (["compare", EXAMPLE, "--model", "tiny", "--stages", "encoder=1,llm=99"], "unit 'llm' has 4 layers, too few for 99"),
         (["compare", EXAMPLE, "--model", "tiny", "--units", "vision,audio,llm", "--num-stages", "99"], "more than the layers of"),

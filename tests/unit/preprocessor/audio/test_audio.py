@@ -50,6 +50,7 @@ def refusal(data: bytes, spec: AudioSpec = SPEC) -> Reason:
         ("MP3", "MPEG_LAYER_III", 44_100),
         ("MP3", "MPEG_LAYER_III", 16_000),
         ("AIFF", "PCM_16", 11_025),
+        ("CAF", "ALAC_16", 44_100),
     ],
 )
 def test_kinds_keep_their_length_and_pitch(kind: str, subtype: str, rate: int) -> None:
@@ -141,6 +142,14 @@ def test_no_recording_has_more_frames_than_the_job_allows(rate: int, spec: Audio
 @pytest.mark.parametrize("data", [b"\0\0\0\x20ftypM4A ", b"\xff\xf1\x50\x80", b"#!AMR\n", encoded(np.zeros(800), 8000, "VOC")])
 def test_other_kinds_are_unsupported(data: bytes) -> None:
     assert refusal(data) is Reason.UNSUPPORTED_MEDIA
+
+
+@pytest.mark.parametrize("subtype", ["PCM_16", "PCM_24", "FLOAT"])
+@pytest.mark.parametrize("kind", ["AIFF", "CAF", "AU", "W64", "RF64"])
+def test_samples_as_they_are_do_not_depend_on_what_they_are_in(kind: str, subtype: str) -> None:
+    sound = np.random.default_rng(0).uniform(-0.9, 0.9, 5000)
+    expected = audio.read_mono(encoded(sound, 16_000, "WAV", subtype), SPEC)
+    np.testing.assert_array_equal(audio.read_mono(encoded(sound, 16_000, kind, subtype), SPEC), expected)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan, 1e30])

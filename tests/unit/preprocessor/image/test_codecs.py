@@ -203,3 +203,13 @@ def test_codecs_are_named_once(caplog: pytest.LogCaptureFixture, monkeypatch: py
         image.log_codecs()
     assert "simplejpeg is not installed" in caplog.messages[-1]
     assert image.codecs()["jpeg"] == image.codecs()["other"]
+
+
+def test_a_pillow_that_lacks_formats_is_warned_of(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples must be good or bad on every machine alike."""
+    image.log_codecs.cache_clear()
+    monkeypatch.setattr(reference, "LACKS", ("avif",))
+    with caplog.at_level(logging.WARNING):
+        image.log_codecs()
+    assert "Pillow was built without avif" in caplog.messages[-1]
+    image.log_codecs.cache_clear()

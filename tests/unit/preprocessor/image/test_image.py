@@ -127,14 +127,19 @@ def test_decode_is_resize_and_patches() -> None:
     np.testing.assert_array_equal(patches, image.to_patches(resized, SPEC))
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM"])
 def test_formats(kind: str) -> None:
     assert rgb_of(encoded(noise(40, 30), kind)).shape == (30, 40, 3)
 
 
-@pytest.mark.parametrize("kind", ["TIFF", "JPEG2000", "ICO", "PPM", "PDF", "AVIF"])
+@pytest.mark.parametrize("kind", ["ICO", "PDF"])
 def test_other_formats_are_unsupported(kind: str) -> None:
     assert refusal(encoded(noise(40, 30), kind)) is Reason.UNSUPPORTED_MEDIA
+
+
+@pytest.mark.parametrize("head", [b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", b"\xff\x0a\xfa\x1f", b"8BPS\0\1", b"<svg xmlns"])
+def test_formats_that_pillow_cannot_read_are_refused_by_name(head: bytes) -> None:
+    assert refusal(head + bytes(40)) is Reason.UNSUPPORTED_MEDIA
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])

@@ -60,6 +60,10 @@ LEFT_TO_PILLOW = {
     "webp_alpha": file_of("WEBP", Image.new("RGBA", (40, 24), (1, 2, 3, 100))),
     "gif": file_of("GIF"),
     "bmp": file_of("BMP"),
+    "tiff": file_of("TIFF", compression="tiff_lzw"),
+    "avif": file_of("AVIF"),
+    "jpeg_2000": file_of("JPEG2000"),
+    "ppm": file_of("PPM"),
 }
 
 

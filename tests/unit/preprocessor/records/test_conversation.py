@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -40,11 +41,7 @@ def refusal(fields: dict[str, Any]) -> BadSampleError:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tool_calls", CALL),
         ("function_call", {"name": "add"}),
-        ("reasoning_content", "Two and three."),
-        ("reasoning", "Two and three."),
-        ("thinking", "Hm."),
         ("refusal", "I cannot."),
         ("images", ["a.jpg"]),
         ("video", "a.mp4"),
@@ -68,10 +65,41 @@ def test_what_is_null_or_empty_says_nothing() -> None:
     assert said(fields) == ["user: 2 + 3?", "assistant: 5"]
 
 
-def test_a_tools_turn_and_the_list_of_tools_are_refused_by_name() -> None:
-    assert "got 'tool'" in refusal({"messages": [USER, {"role": "tool", "content": "5"}, ANSWER]}).detail
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("tool_calls", CALL), ("tool_call_id", "call_1"), ("reasoning_content", "Two and three."), ("thinking", "Hm.")],
+)
+def test_calls_and_thoughts_are_carried_to_the_template_which_may_refuse_them_by_name(field: str, value: Any) -> None:
+    for content in ("5", "", None):
+        fields = {"messages": [USER, {"role": "assistant", "content": content, field: value, "name": "Ada"}]}
+        carried = sample(fields)
+        assert carried.turns[1].extra == {field: value, "name": "Ada"}
+        with pytest.raises(BadSampleError) as caught:
+            load_template(TextSpec()).render(carried, [])
+        assert caught.value.reason is Reason.SCHEMA_ERROR
+        assert caught.value.detail.startswith(f"turn 1: {field} has no place in a template: ")
+        assert f"list {field!r} under the mapping's ignore" in caught.value.detail
+    turns = {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "5", field: value}]}
+    assert sample(turns).turns[1].extra == {field: value}
+    assert not sample(turns, ignore=(field,)).turns[1].extra
+
+
+def test_a_tools_turn_and_the_list_of_tools_are_carried_to_the_template_too() -> None:
+    with pytest.raises(BadSampleError, match="turn 1 has the role 'tool', which has no place in this template"):
+        load_template(TextSpec()).render(sample({"messages": [USER, {"role": "tool", "content": "5"}, ANSWER]}), [])
     for tools in ([{"type": "function"}], '[{"type": "function"}]'):
-        assert refusal({"messages": [USER, ANSWER], "tools": tools}).detail.startswith("tools has no place in a template")
+        carried = sample({"messages": [USER, ANSWER], "tools": tools})
+        assert carried.tools == ({"type": "function"},)
+        with pytest.raises(BadSampleError, match="tools has no place in a template"):
+            load_template(TextSpec()).render(carried, [])
+    called = {"role": "assistant", "tool_calls": json.dumps(CALL)}
+    for content in ({}, {"content": None}, {"content": ""}):
+        assert sample({"messages": [USER, called | content]}).turns[1].extra == {"tool_calls": CALL}
+    for text in ("add", '{"a": 1}'):
+        assert (
+            "messages[1].tool_calls: expected a list, got" in refusal({"messages": [USER, called | {"tool_calls": text}]}).detail
+        )
+    assert sample({"question": "?", "answer": "5", "tools": ["add"]}).tools == ("add",)
     assert refusal({"caption": "A hammer.", "tools": ["hammer"]}).detail.startswith("tools has no place in a template")
     assert said({"caption": "A hammer.", "tools": ["hammer"]}, ignore=("tools",)) == ["document: A hammer."]
 

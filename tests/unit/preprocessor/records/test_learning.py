@@ -48,7 +48,8 @@ def test_thoughts_beside_an_answer_stand_in_front_of_it(thinking: str, answer: s
     for content in ("5", [{"type": "text", "text": "5"}]):
         fields = asked("2 + 3?", content)
         fields["messages"][1][name] = "\nHm.\n"
-        assert f"messages[1].{name} has no place in a template: set the mapping's thinking" in refusal(fields)
+        with pytest.raises(BadSampleError, match=f"turn 1: {name} has no place in a template: set the mapping's thinking"):
+            load_template(TextSpec()).render(sample(fields), [])
         assert said(fields, thinking=thinking)[1] == f"assistant: {answer}"
         assert said(fields, ignore=(name,))[1] == "assistant: 5"
     pair = {"texts": [{"user": "?", "assistant": "5", name: "Hm."}]}

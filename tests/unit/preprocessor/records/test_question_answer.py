@@ -101,7 +101,6 @@ def test_a_mapping_that_makes_no_sense_is_refused_at_submission(mapping: dict[st
         ({"question": "?"}, "none of texts"),
         ({"answer": "5"}, "none of texts"),
         ({"question": "?", "answer": "5", "reasoning": "Hm."}, "reasoning has no place in a template"),
-        ({"question": "?", "answer": "5", "tools": ["add"]}, "tools has no place in a template"),
     ],
     ids=str,
 )

@@ -116,6 +116,7 @@ def test_descriptions_are_no_shards(
         (("images.zip",), "holds zip (images.zip), which is not read: unpack them"),
         (("train/cat/1.jpg", "train/dog/2.JPG"), "the names of folders are not taken for texts"),
         (("1.jpg", "1.json", "2.jpg", "2.json"), "holds a file for each medium (1.json for 1.jpg)"),
+        (("a/1.png", "a/1.txt"), "holds a file for each medium (a/1.txt for a/1.png)"),
         (("00000.parquet", "00000/000000001.jpg"), "00000.parquet, which only describes media in files (00000/000000001.jpg)"),
         (("notes.txt",), "holds no shard; shards are files that end in .tar"),
     ],
@@ -150,6 +151,11 @@ def test_the_training_split_is_taken_beside_evaluation_splits_and_said(
     assert len(caplog.messages) == 1
     assert f"takes the split {split} ({len(left)} of {len([n for n in names if '.json' not in n or 'jsonl' in n])}" in caplog.text
     assert caplog.records[0].levelno == logging.WARNING
+
+
+def test_names_of_files_command_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    taken(filled(tmp_path, "train-0.tar", "test-\x1b[2J\n0.tar"))
+    assert r"test-\x1b[2J\n0.tar" in caplog.messages[0]
 
 
 @pytest.mark.parametrize(

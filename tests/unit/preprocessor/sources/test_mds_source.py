@@ -135,6 +135,24 @@ def test_pictures_of_16_bits_are_those_of_a_png(mode: str) -> None:
     assert abs(int(pixels[28, 0, 0]) - 128) <= 1
 
 
+def test_pictures_of_32_bits_keep_their_values() -> None:
+    """What they mean is decided where all pictures are decoded: floats from 0 to 1, integers as of 16 bits, others refused."""
+    read = decoder("pil")
+    assert read is not None
+    for mode, dtype, value, level in (
+        ("F", "<f4", 0.5, 128),
+        ("I", "<i4", 65_535, 255),
+        ("F", "<f4", 2, None),
+        ("I", "<i4", -1, None),
+    ):
+        data = read(struct.pack("<3I", 56, 56, 1) + mode.encode() + np.full((56, 56), value, dtype).tobytes())
+        if level is None:
+            with pytest.raises(BadSampleError, match="0 for black"):
+                image.read_pixels(data, ImageSpec())
+        else:
+            assert image.read_pixels(data, ImageSpec())[0, 0, 0] == level
+
+
 def test_a_pickled_column_is_refused(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "shard.00000.mds", [], {"text": ("str", None), "extra": ("pkl", None)})
     with pytest.raises(DatasetError, match=r"the column 'extra' is pickled, and data must carry no code; write it as json"):

@@ -13,6 +13,7 @@ from headrace.preprocessor.access import Access, granting
 from headrace.preprocessor.sources.media_files import media_files
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import SourceSpec
+from tests.http_site import Site
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_a_link_is_followed_into_what_the_operator_declared(folder: Path) -> Non
         assert reason(folder, "../pictures/1.jpg") is Reason.UNSAFE_MEMBER_NAME
 
 
-@pytest.mark.parametrize("beside", ["images", "image", "data", "audio", "media"])
+@pytest.mark.parametrize("beside", ["images", "image", "data", "audio", "media", "clips", "wavs"])
 def test_the_only_usual_folder_beside_the_annotations_that_has_it(folder: Path, beside: str) -> None:
     """LLaVA's own: coco/train2017/1.jpg, which is below `images`."""
     path = folder / "set/annotations" / beside / "coco/1.jpg"
@@ -136,6 +137,16 @@ def test_remote_media() -> None:
         with pytest.raises(BadSampleError) as caught:
             remote(name)
         assert caught.value.reason is expected
+
+
+def test_a_medium_on_the_web_takes_one_request(site: Site) -> None:
+    site.files["set/1.jpg"] = b"x" * 100_000
+    place = media_files(f"{site.url}/set/a.jsonl")
+    assert place.load("1.jpg") == site.files["set/1.jpg"]
+    with pytest.raises(BadSampleError, match="missing_media"):
+        place.load("2.jpg")
+    assert site.gets == ["", ""]
+    assert not site.described.acquire(blocking=False)
 
 
 def test_media_of_local_rows_may_be_remote_and_those_of_remote_rows_local(folder: Path) -> None:

@@ -58,7 +58,7 @@ def test_many_sources_stay_within_the_limit_and_it_is_said_once(tmp_path: Path, 
     with caplog.at_level(logging.WARNING, "headrace.preprocessor.sources.open_shards"):
         for job in (first, second):
             assert read_all(job) == 3 * SOURCES * SHARDS
-            assert open_parquet_files() <= 20
+            assert open_parquet_files() <= 10
     assert len(caplog.messages) == 1
     assert "raise the limit of open files (ulimit -n) open_shards=10 wanted=768" in caplog.messages[0]
     first.close()
@@ -91,7 +91,7 @@ import os, resource, sys
 from pathlib import Path
 from headrace.preprocessor.sources.open_shards import raise_file_limit
 from tests.unit.preprocessor.sources.test_open_shards import make_job, read_all
-for soft, hard in ((64, 512), (128, 128)):
+for soft, hard in ((64, 512), (96, 96)):
     child = os.fork()  # a limit that was lowered cannot be raised again
     if child == 0:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -103,13 +103,18 @@ for soft, hard in ((64, 512), (128, 128)):
 
 
 def test_descriptors_do_not_run_out(tmp_path: Path) -> None:
-    """24 sources with 6 shards of two descriptors each: 288. The limit is raised as far as it may be, and kept."""
+    """24 sources with 6 shards of a descriptor each: 144. The limit is raised as far as it may be, and kept."""
     write_sources(tmp_path)
     program = [sys.executable, "-c", PROGRAM, str(tmp_path)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"{hard} {3 * SOURCES * SHARDS}" for hard in (512, 128)]
+    assert done.stdout.splitlines() == [f"{hard} {3 * SOURCES * SHARDS}" for hard in (512, 96)]
 
 
 def test_files_are_left_for_other_things() -> None:
-    assert {files: max_open_shards(files) for files in (20, 100, 1024, 1 << 20)} == {20: 8, 100: 25, 1024: 384, 1 << 20: 524_160}
+    assert {files: max_open_shards(files) for files in (12, 100, 1024, 1 << 20)} == {
+        12: 8,
+        100: 50,
+        1024: 768,
+        1 << 20: 1_048_320,
+    }

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.preprocessor.sources.parquet import ParquetShard, RowGroupCache
+from headrace.preprocessor.sources.parquet import ParquetShard
+from headrace.preprocessor.sources.parquet_memory import RowGroupCache
 from headrace.quarantine import BadSampleError, Reason
 
 

@@ -350,6 +350,13 @@ def test_tables_may_name_files_too(tmp_path: Path, end: str) -> None:
     assert rows(path, media_root=str(tmp_path / "pictures")) == [records[0] | found, *records[1:]]
 
 
+def test_img2datasets_rows_without_an_image_are_no_captions(tmp_path: Path) -> None:
+    row = {"url": "u", "key": "0", "caption": "c", "error_message": None, "status": "success", "jpg": b"x"}
+    failed = row | {"status": "failed_to_download", "error_message": "404", "jpg": None}
+    pq.write_table(pa.Table.from_pylist([row, failed]), tmp_path / "0.parquet")
+    assert rows(tmp_path / "0.parquet") == [row, Reason.MISSING_MEDIA]
+
+
 def test_the_metadata_of_an_image_folder_may_be_parquet(tmp_path: Path) -> None:
     pq.write_table(pa.table({"file_name": ["1.png"], "text": ["one"]}), tmp_path / "metadata.parquet")
     assert rows(tmp_path / "metadata.parquet") == [{"image": "1.png", "text": "one"}]

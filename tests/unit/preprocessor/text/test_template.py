@@ -7,7 +7,8 @@ import pytest
 
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import load_encoder
-from headrace.preprocessor.text.template import ChatTemplate, TokenSequence
+from headrace.preprocessor.text.sequence import TokenSequence
+from headrace.preprocessor.text.template import ChatTemplate
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
 

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from headrace.errors import SpecError
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import BUNDLED
-from headrace.preprocessor.text.template import NO_TOKEN, ChatTemplate, TokenSequence, load_template
+from headrace.preprocessor.text.sequence import NO_TOKEN, TokenSequence
+from headrace.preprocessor.text.template import ChatTemplate, load_template
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
@@ -110,6 +111,20 @@ def test_a_placeholder_must_be_a_token_with_no_other_meaning(
     with pytest.raises(SpecError) as caught:
         make(tokenizer_file, "llama3", **options)
     assert sentence in str(caught.value)
+
+
+def test_a_tokenizer_without_tokens_for_media_serves_data_without_such_media(tmp_path: Path) -> None:
+    """As Qwen's own do, which know no recordings."""
+    path = tmp_path / "tokenizer.json"
+    path.write_text(BUNDLED.read_text().replace("<|audio_", "<|sound_"))
+    template = make(path, "chatml")
+    answer = turn(Role.ASSISTANT, "A hen.")
+    pictured = Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), answer))
+    assert template.render(pictured, [3]).input_ids.tolist() == make(BUNDLED, "chatml").render(pictured, [3]).input_ids.tolist()
+    assert template.vocabulary.audio_token == NO_TOKEN
+    with pytest.raises(BadSampleError, match=r"lacks the control token <\|audio_start\|>; add it") as caught:
+        template.render(Sample(turns=(turn(Role.USER, AUDIO), answer)), [3])
+    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA
 
 
 def test_llama_vision_has_one_token_for_an_image_of_any_size(tokenizer_file: Path) -> None:

@@ -52,6 +52,17 @@ class Template:
     joint: str = ""
     """Text put between the pieces of text around a medium that is moved in front."""
 
+    @property
+    def of_media(self) -> tuple[str, ...]:
+        """The control tokens that stand for media or around them, which only data with such media need."""
+        return tuple(token for token in self.control if token in self.image or token in self.audio)
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The control tokens that all data need."""
+        of_media = self.of_media
+        return tuple(token for token in self.control if token not in of_media)
+
     def with_tokens(self, image_token: str, audio_token: str) -> Template:
         """Return the template with other placeholders; an empty one stays as it is.
 

@@ -1,0 +1,290 @@
+"""Renders samples by the chat template that lies beside a tokenizer, with the tokens that `transformers` gives.
+
+    sample -> messages -> text of the template -> control tokens, media and words -> token ids and labels
+
+Only control tokens that the template itself has written are control tokens (disguise). What is learnt is what the template marks
+with `{% generation %}`, else what an answer adds to its prompt (learnt_spans).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from headrace.errors import SpecError
+from headrace.manifest import Vocabulary
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
+from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
+from headrace.preprocessor.text import TextEncoder, load_encoder
+from headrace.preprocessor.text.disguise import Disguises
+from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, Steps, TodayUnknownError
+from headrace.preprocessor.text.learnt_spans import Span, common_spans, derived_spans
+from headrace.preprocessor.text.placeholders import TOKENS, Placeholder, find_placeholder
+from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, SequenceBuilder, TokenSequence, count_disarmed
+from headrace.preprocessor.text.tokenizer_folder import TokenizerFolder, read_folder
+from headrace.quarantine import BadSampleError, Reason
+from headrace.text_spec import TextSpec
+
+_NOTED = ("tool_calls", *THOUGHT_FIELDS)
+"""Fields of a message that must not get lost: a template that asks for none of their names refuses the sample."""
+_QUESTION, _ANSWER = "headrace asks", "headrace answers"
+
+
+def load_tokenizer_template(spec: TextSpec) -> TokenizerTemplate:
+    """Load the tokenizer that a spec names and the chat template beside it. Raises SpecError if they do not fit each other."""
+    folder = read_folder(spec.tokenizer)
+    named = tuple(token for token in (spec.image_token, spec.audio_token) if token)
+    known = (*folder.named_tokens.values(), *(token for tokens in TOKENS.values() for token in tokens))
+    optional = tuple(dict.fromkeys(token for token in known if token not in (*named, *spec.allow_tokens)))
+    encoder = load_encoder(spec.tokenizer, named, optional, spec.allow_tokens, every_special=True)
+    return TokenizerTemplate(encoder, folder, spec)
+
+
+class TokenizerTemplate(PromptTemplate):
+    """Renders samples with a tokenizer's own chat template. Stateless and thread-safe."""
+
+    def __init__(self, encoder: TextEncoder, folder: TokenizerFolder, spec: TextSpec) -> None:
+        """`encoder` must have all special tokens of the tokenizer as control tokens.
+
+        Raises SpecError if the template is no Jinja, asks for a date that `spec` does not name, or does not write the
+        placeholders that it names.
+        """
+        self.encoder = encoder
+        self._max_tokens = spec.max_tokens
+        self._named_tokens = folder.named_tokens
+        variables = {**folder.named_tokens, **spec.chat_template_kwargs}
+        max_characters = spec.max_tokens * encoder.longest
+        self._template = JinjaTemplate(folder.template, variables, spec.today, max_characters)
+        self._tool_template = JinjaTemplate(folder.tool_template, variables, spec.today, max_characters)
+        self._control = _control_pattern(encoder)
+        tags = {*encoder.added_tokens, *self._template.constants, *self._tool_template.constants} - encoder.control.keys()
+        self._disguises = Disguises(encoder.control, tags)
+        self._takes_strings, self._takes_parts = self._understood()
+        self._placeholders = {
+            kind: find_placeholder(kind, self._try_parts, encoder, named)
+            for kind, named in (("image", spec.image_token), ("audio", spec.audio_token))
+        }
+        image, audio = (
+            encoder.control[placeholder.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
+        )
+        self.vocabulary = Vocabulary(size=encoder.vocab_size, image_token=image, audio_token=audio)
+        begin = folder.named_tokens.get("bos_token", "")
+        self._begins_with_bos = begin in encoder.control and (self._try(_QUESTION) or "").startswith(begin)
+
+    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
+        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
+
+        Raises BadSampleError with too_long, encoding_error, unsupported_media (a medium for which the template has no known
+        placeholder), placeholder_mismatch (the template leaves some out) or schema_error (the template refuses the conversation,
+        has no place for what is in it, or does not tell what is learnt).
+        """
+        media = {kind: _Media(kind, placeholder) for kind, placeholder in self._placeholders.items()}
+        for medium, count in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
+            media[_kind(medium)].expect(count)
+        builder = SequenceBuilder(self.encoder, self._max_tokens)
+        if any(isinstance(segment, Text) and not segment.learnt for segment in sample.segments):
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                "a chat template does not tell where thoughts end: set the mapping's thinking to keep or drop",
+            )
+        if sample.turns[0].role is Role.DOCUMENT:
+            self._add_document(builder, sample.turns[0], media)
+        else:
+            self._add_conversation(builder, sample, media)
+        for kind in media.values():
+            kind.check_all_there()
+        return builder.finish(num_disarmed=count_disarmed(sample, self.encoder))
+
+    def _add_document(self, builder: SequenceBuilder, turn: Turn, media: Mapping[str, _Media]) -> None:
+        """Add a caption or document: no template knows these, so it is its text between the tokens of beginning and end."""
+        begin, end = (self._named_tokens.get(name, "") for name in ("bos_token", "eos_token"))
+        if end not in self.encoder.control:
+            raise BadSampleError(Reason.SCHEMA_ERROR, "a document ends with the eos_token, and tokenizer_config.json names none")
+        if self._begins_with_bos:
+            builder.begin([self.encoder.control[begin]])
+        for segment in turn.segments:
+            if isinstance(segment, Text):
+                builder.add([segment.text], loss=turn.loss)
+            else:
+                head, tail = media[_kind(segment)].around
+                builder.add(self._pieces(head), loss=False)
+                self._add_medium(builder, media[_kind(segment)])
+                builder.add(self._pieces(tail), loss=False)
+        builder.add_control(self.encoder.control[end], loss=turn.loss)
+
+    def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[str, _Media]) -> None:
+        text, worn, spans = self._rendered(sample)
+        written = {kind.written: kind for kind in media.values()}
+        place = 0
+        for match in self._control.finditer(worn):
+            start, stop = self._widened(worn, match, place)
+            _add_words(builder, text, (place, start), spans)
+            if match[0] in written:
+                self._add_medium(builder, written[match[0]])
+            else:
+                learnt = any(begin < stop and start < end for begin, end in spans)
+                builder.add_control(self.encoder.control[match[0]], loss=learnt)
+            place = stop
+        _add_words(builder, text, (place, len(text)), spans)
+
+    def _add_medium(self, builder: SequenceBuilder, media: _Media) -> None:
+        placeholder, count = media.next()
+        builder.add(self._pieces(placeholder.before), loss=False)
+        builder.add_control(self.encoder.control[placeholder.token], count=count, loss=False)
+        builder.add(self._pieces(placeholder.behind), loss=False)
+
+    def _rendered(self, sample: Sample) -> tuple[str, str, list[Span]]:
+        """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and the spans
+        that are learnt."""
+        template = self._tool_template if sample.tools else self._template
+        _check_noted(sample, template)
+        messages, tools = [self._message(turn) for turn in sample.turns], list(sample.tools) or None
+        disguise = self._disguises.disguise_of([messages, tools], num_marks=2)
+        begin, end = disguise.marks
+        run = partial(template.render, steps=Steps(), marks=(begin, end))
+        plain = worn = run(messages, tools)
+        if disguise.needed:
+            messages, tools = disguise.put_on(messages), disguise.put_on(tools)
+            worn = run(messages, tools)
+            if Rendering(disguise.take_off(worn.text), worn.generated) != plain:
+                raise BadSampleError(
+                    Reason.SCHEMA_ERROR,
+                    "the chat template reads control tokens or their characters in the text, which are no control tokens there: "
+                    "take them out of it, or name those that data may write in text.allow_tokens",
+                )
+        if template.has_generation and all(turn.loss for turn in sample.turns if turn.role is Role.ASSISTANT):
+            return plain.text, worn.text, worn.generated
+
+        def first_turns(num_turns: int, *, add_generation_prompt: bool = False) -> str:
+            return run(messages[:num_turns], tools, add_generation_prompt=add_generation_prompt).text
+
+        answers = [index for index, turn in enumerate(sample.turns) if turn.loss]
+        spans = derived_spans(worn.text, answers, len(messages), self._control, first_turns)
+        return plain.text, worn.text, common_spans(spans, worn.generated) if template.has_generation else spans
+
+    def _message(self, turn: Turn) -> dict[str, Any]:
+        """Return a turn as the message that a template gets; thoughts have the names that `transformers` gives them, too."""
+        texts = [segment.text for segment in turn.segments if isinstance(segment, Text)]
+        one_text = len(turn.segments) == len(texts) and (len(texts) < 2 or turn.role is Role.ASSISTANT)
+        if self._takes_parts and not (self._takes_strings and one_text):
+            content: Any = [_part(segment) for segment in turn.segments or [Text(text="")]]
+        else:
+            content = "".join(texts)
+        message = {"role": str(turn.role), "content": content, **turn.extra}
+        thought = next((turn.extra[name] for name in THOUGHT_FIELDS if turn.extra.get(name) is not None), None)
+        return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+
+    def _understood(self) -> tuple[bool, bool]:
+        """Return whether the template takes texts as strings, and whether as lists of parts. Raises SpecError."""
+        parts = self._try([{"type": "text", "text": _QUESTION}])
+        strings = self._try(_QUESTION)
+        takes_parts = parts is not None and _QUESTION in parts and "'type'" not in parts
+        return (strings is not None and _QUESTION in strings) or not takes_parts, takes_parts
+
+    def _try_parts(self, content: list[dict[str, object]]) -> str | None:
+        return self._try(content) if self._takes_parts else None
+
+    def _try(self, content: Any) -> str | None:
+        """Return how the template renders a question and its answer; None if it refuses them. Raises SpecError."""
+        answer = [{"type": "text", "text": _ANSWER}] if isinstance(content, list) else _ANSWER
+        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+        try:
+            return self._template.render(messages, None, Steps()).text
+        except TodayUnknownError as err:
+            raise SpecError(err.detail) from err
+        except BadSampleError:
+            return None
+
+    def _widened(self, text: str, match: re.Match[str], place: int) -> Span:
+        """Return the characters that a control token takes, some of which swallow the white space beside them."""
+        start, stop = match.span()
+        token = self.encoder.added_tokens.get(match[0])
+        if token is not None and token.lstrip:
+            start = place + len(text[place:start].rstrip())
+        if token is not None and token.rstrip:
+            stop = len(text) - len(text[stop:].lstrip())
+        return start, stop
+
+    def _pieces(self, markup: str) -> list[str | int]:
+        """Cut markup into text and control ids."""
+        control = self.encoder.control
+        return [control.get(piece, piece) for piece in re.split(f"({self._control.pattern})", markup) if piece]
+
+
+class _Media:
+    """The media of one kind in a sample: their placeholder, and the numbers of tokens of those that are still to come."""
+
+    def __init__(self, kind: str, placeholder: Placeholder | None) -> None:
+        self._kind = kind
+        self._placeholder = placeholder
+        self._counts: list[int] = []
+        self._num_written = 0
+        self.written = placeholder.written if placeholder else ""
+        self.around = (placeholder.head, placeholder.tail) if placeholder else ("", "")
+
+    def expect(self, num_tokens: int) -> None:
+        """Say that one more medium has so many tokens. Raises BadSampleError (unsupported_media) if none has a placeholder."""
+        if self._placeholder is None:
+            raise BadSampleError(
+                Reason.UNSUPPORTED_MEDIA,
+                f"the chat template has no known placeholder for a part of type {self._kind}; name it in text.{self._kind}_token",
+            )
+        self._counts.append(num_tokens)
+
+    def next(self) -> tuple[Placeholder, int]:
+        """Return placeholder and number of tokens of the next medium. Raises BadSampleError if there is none any more."""
+        if self._placeholder is None or self._num_written == len(self._counts):
+            raise BadSampleError(
+                Reason.PLACEHOLDER_MISMATCH,
+                f"the chat template writes more than {len(self._counts)} placeholders: {self.written}",
+            )
+        self._num_written += 1
+        return self._placeholder, self._counts[self._num_written - 1]
+
+    def check_all_there(self) -> None:
+        """Raise BadSampleError (placeholder_mismatch) if the template has left out a medium."""
+        if self._num_written < len(self._counts):
+            raise BadSampleError(
+                Reason.PLACEHOLDER_MISMATCH,
+                f"the chat template writes {self._num_written} placeholders for {len(self._counts)} parts of type {self._kind}",
+            )
+
+
+def _add_words(builder: SequenceBuilder, text: str, words: Span, spans: Sequence[Span]) -> None:
+    """Add the characters `words` of a text, learnt where they are in `spans`, which are in order."""
+    place, stop = words
+    for begin, end in spans:
+        begin, end = max(begin, place), min(end, stop)
+        if begin < end:
+            builder.add([text[place:begin]], loss=False)
+            builder.add([text[begin:end]], loss=True)
+            place = end
+    builder.add([text[place:stop]], loss=False)
+
+
+def _check_noted(sample: Sample, template: JinjaTemplate) -> None:
+    """Raise BadSampleError (schema_error) if a template does not ask for something that a sample has beside its words."""
+    if sample.tools and "tools" not in template.constants:
+        raise no_place("tools", "tools")
+    for index, turn in enumerate(sample.turns):
+        for name in _NOTED:
+            names = THOUGHT_FIELDS if name in THOUGHT_FIELDS else (name,)
+            if turn.extra.get(name) is not None and template.constants.isdisjoint(names):
+                raise no_place(f"turn {index}: {name}", name)
+
+
+def _part(segment: Text | Image | Audio) -> dict[str, str]:
+    return {"type": "text", "text": segment.text} if isinstance(segment, Text) else {"type": _kind(segment)}
+
+
+def _kind(medium: Image | Audio) -> str:
+    return "image" if isinstance(medium, Image) else "audio"
+
+
+def _control_pattern(encoder: TextEncoder) -> re.Pattern[str]:
+    """Return what finds control tokens in a rendered text, the longest of those that begin at one place."""
+    names = sorted(encoder.control, key=len, reverse=True)
+    single = {name for name in names if name in encoder.added_tokens and encoder.added_tokens[name].single_word}
+    return re.compile("|".join(rf"(?<!\w){re.escape(n)}(?!\w)" if n in single else re.escape(n) for n in names) or "(?!)")
