@@ -6,13 +6,14 @@ A layout here that became text alone would be the worst of all: nothing would te
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any
 
 from tests.layouts.hf_parquet_layouts import parquet, picture_of
 from tests.layouts.jsonl_layouts import Media, Row, jsonl, said
 from tests.layouts.layout import Layout
 from tests.layouts.material import answer, caption, drawing, picture, question, sharegpt, sound
-from tests.layouts.plain import Part, Sample, conversation, document, image, other
+from tests.layouts.plain import Part, Sample, conversation, document, image, other, turn
 from tests.layouts.webdataset_layouts import tar
 
 _ELSEWHERE = "its medium is elsewhere"
@@ -60,6 +61,12 @@ def _inlined(row: Row) -> Sample:
     return [[turn["role"], [taken(part) for part in turn["content"]]] for turn in row["messages"]]
 
 
+def _qwen(found: Row, load: Media) -> Sample:
+    first, *others = said(found["conversations"])
+    before, name, after = re.split("<img>(.*)</img>", first[1])
+    return [turn("user", before, load(name), after), *conversation(others)]
+
+
 _TOKENS = (
     ("qwen", "Qwen's `<|vision_start|><|image_pad|><|vision_end|>`", "<|vision_start|><|image_pad|><|vision_end|>"),
     ("llama", "Llama's `<|image|>`", "<|image|>"),
@@ -67,12 +74,17 @@ _TOKENS = (
     ("gemma", "Gemma's `<start_of_image>`", "<start_of_image>"),
     ("pixtral", "Pixtral's `[IMG]`", "[IMG]"),
     ("mmmu", "MMMU's `<image 1>`", "<image 1>"),
+    ("capital", "`<IMAGE>`", "<IMAGE>\n"),
+    ("img", "`<img>`", "<img>\n"),
+    ("hyphen", "LLaVA-NeXT's `<image-placeholder>`", "<image-placeholder>\n"),
     ("internlm", "InternLM's `<ImageHere>`", "<ImageHere>"),
 )
 
 LAYOUTS = (
     *(_placeholder(name, what, text) for name, what, text in _TOKENS),
     *(_asked(name, what, text) for name, what, text in _TOKENS),
+    jsonl("qwen-img", "Qwen-VL: `Picture 1: <img>path</img>` in the turn",
+        lambda i: {"conversations": sharegpt(i, f"Picture 1: <img>images/{i}.jpg</img>\n")}, _qwen),
     _asked("speech", "`<speech>`", "<speech>"),
     _asked("sound", "`<sound>`", "<sound>"),
     _asked("audio-pad", "`<|audio_pad|>`", "<|audio_bos|><|AUDIO|><|audio_eos|>"),

@@ -30,9 +30,11 @@ _NOTES = frozenset((
     "md5", "sha1", "sha256",
 ))  # fmt: skip
 _PLACEHOLDERS = re.compile(
-    r"<(?:video|speech|sound|ImageHere|image_placeholder|start_of_image|image_soft_token|image[ _][0-9]{1,2})>"
+    r"<(?:video|speech|sound|ImageHere|image[_-]placeholder|start_of_image|image_soft_token|image[ _][0-9]{1,2})>"
     r"|<\|(?:image|video|audio)(?:_[0-9]{1,2})?\|>|<\|vision_start\|><\|image_pad\|>|<\|video_pad\|>|<\|AUDIO\|>"
     r"|\[IMG\](?!\s*(?:\w+:|/))"  # not the one of forums, which an address follows
+    r"|<img>[^<>\n]{1,512}</img>|<Audio>[^<>\n]{1,512}</Audio>"  # of Qwen-VL and Qwen-Audio, with the name of a file
+    r"|\A\s*<(?:IMAGE|Image|img)>(?=\s*\n)|(?<=\n)<(?:IMAGE|Image|img)>\s*\Z"  # alone on the first or last line
 )
 """Placeholders that other trainers write in the place of a medium."""
 _MEDIA_WORDS = {"img": "image", "imgs": "image", "picture": "image", "photo": "image", "wav": "audio", "videos": "video"}
@@ -107,12 +109,12 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
 def check_text(text: str, spec: MappingSpec) -> None:
     """Raise BadSampleError with unused_media if the text has another trainer's placeholder that the mapping does not name."""
     others = text.replace(spec.image_placeholder, "").replace(spec.audio_placeholder, "")
-    for found in _PLACEHOLDERS.findall(others):
+    for found in map(str.strip, _PLACEHOLDERS.findall(others)):
         if found not in spec.ignore:
             raise BadSampleError(
                 Reason.UNUSED_MEDIA,
-                f"{found} in the text stands for a medium, and nothing takes it: name it as the mapping's image_placeholder or "
-                "audio_placeholder, or list it under its ignore where it is text",
+                f"{found[:80]} in the text stands for a medium, and nothing takes it: name it as the mapping's image_placeholder "
+                "or audio_placeholder, or list it under its ignore where it is text",
             )
 
 

@@ -173,6 +173,8 @@ def test_the_name_that_a_picture_had_may_stand_beside_it() -> None:
         "<image_2>",
         "[IMG]",
         "<speech>",
+        "<image-placeholder>",
+        "<img>images/a.jpg</img>",
     ],
 )
 def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
@@ -182,6 +184,11 @@ def test_another_trainers_placeholder_is_not_learnt(placeholder: str) -> None:
     fields["messages"][0]["content"] = [{"type": "text", "text": placeholder}]
     assert shown(fields) == ["Text", "Text"], "text of a typed part is text"
     assert shown({"caption": f"{placeholder}", "image": "a"}, image_placeholder=placeholder) == ["Image"]
+
+
+@pytest.mark.parametrize("text", ["<IMAGE>\nWhat?", "What?\n<img>", " <Image> \nWhat?"])
+def test_a_placeholder_on_a_line_of_its_own_is_one(text: str) -> None:
+    assert refusal({"caption": text}).startswith(f"{re.findall('<.*>', text)[0]} in the text")
 
 
 def test_a_picture_that_img2dataset_could_not_fetch_is_missing() -> None:
@@ -194,7 +201,9 @@ def test_a_picture_that_img2dataset_could_not_fetch_is_missing() -> None:
     assert shown({"text": "A log.", "status": "failed", "error_message": "404"}) == ["Text"]
 
 
-@pytest.mark.parametrize("text", ["[IMG]https://example.org/a.jpg[/IMG]", "<|image_pad|>", "<images 1>", "<|imagine|>"])
+@pytest.mark.parametrize(
+    "text", ["[IMG]https://example.org/a.jpg[/IMG]", "<|image_pad|>", "<images 1>", "the <img> of HTML", "<img>"]
+)
 def test_what_only_looks_like_a_placeholder_is_text(text: str) -> None:
     assert shown({"caption": text}) == ["Text"]
 
