@@ -20,6 +20,8 @@ from headrace.quarantine import BadSampleError, Reason
 
 _OTHER_WEIGHTS = ("train", "loss", "loss_weight")
 """Other trainers' names for the `weight` of a turn, such as Axolotl's and ms-swift's."""
+_VERDICTS = ("label", "kto_tag")
+"""Fields of KTO's data, which say whether an answer is wanted or not."""
 _BEGIN, _END = "<think>", "</think>"
 _END_AND_BLANK = re.compile(r"</think>\s*")
 
@@ -126,6 +128,17 @@ def only_last(turns: list[Draft]) -> list[Draft]:
         dataclasses.replace(turn, learnt=turn.learnt and (index == last or turn.role is not Role.ASSISTANT))
         for index, turn in enumerate(turns)
     ]
+
+
+def check_no_verdict(fields: Mapping[str, Any], spec: MappingSpec) -> None:
+    """Raise BadSampleError (schema_error) if a field says whether the record's answer is a good one, as for KTO."""
+    for name in _VERDICTS:
+        if isinstance(fields.get(name), bool) and name not in spec.ignore:
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                f"{name} says whether the answer is a good one, which is not followed: keep the good ones, and list {name!r} "
+                "under the mapping's ignore",
+            )
 
 
 def check_learnable(turns: list[Draft]) -> None:

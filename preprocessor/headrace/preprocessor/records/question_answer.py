@@ -12,6 +12,7 @@ answer: the mapping's `question` and `answer` name two, or its `ignore` the othe
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -31,6 +32,9 @@ _NEEDED = (
     "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
 )  # fmt: skip
 """Fields without which a question may not be understood."""
+
+_CHOICE = re.compile(r"[A-F]|op(?:tion)?_?(?:[a-fA-F]|[0-9])|choice_?(?:[a-fA-F]|[0-9])|sol[0-9]|ending_?[0-9]")
+"""Names of fields that hold one of several answers to choose from, as in MMBench, MedMCQA, PIQA and HellaSwag."""
 
 _MEDIA_WORDS = ("image", "img", "picture", "photo", "audio", "speech", "video")
 
@@ -63,19 +67,14 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
     used = {key_path.field_of(fields, path) for path in (question, answer)}
     more = _more(question, fields, spec)
     used.update(more)
-    for name in _NEEDED:
+    choices = [name for name in fields if _CHOICE.fullmatch(name)]
+    for name in (*_NEEDED, *(choices if len(choices) > 1 else ())):
         if name not in used and _is_given(name, fields, spec):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
                 f"{question} may not be understood without {name}, which nothing uses: write it into the question, or list "
                 f"{name!r} under the mapping's ignore",
             )
-    if isinstance(fields.get("label"), bool) and "label" not in spec.ignore:
-        raise BadSampleError(
-            Reason.SCHEMA_ERROR,
-            f"label says whether {answer} is a good one, which is not followed: keep the good ones, and list 'label' under the "
-            "mapping's ignore",
-        )
     if isinstance(asked, list) and isinstance(answered, list):
         context = conversation.parse_turns(question, asked, spec)
         return [
@@ -89,6 +88,21 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
         conversation.user_turn(question, asked, spec),
         conversation.answer_turn(answer, _one(answer, answered), thought, spec),
     ]
+
+
+def check_answer_is_in(text: str, fields: Mapping[str, Any], spec: MappingSpec) -> None:
+    """Raise BadSampleError (schema_error) if the field `text` is a string beside an answer to a question, without that answer.
+
+    Alpaca's `text` is the question and the answer once more; a text without the answer would train without it.
+    """
+    asking, answering = ([name for name in names if _is_given(name, fields, spec)] for names in (_ASKING, _ANSWERING))
+    answers = [fields[name] for name in answering if isinstance(fields[name], str)]
+    if isinstance(fields[text], str) and asking and answers and not any(answer.strip() in fields[text] for answer in answers):
+        raise BadSampleError(
+            Reason.SCHEMA_ERROR,
+            f"nothing says whether {text} is learnt or {answering[0]}, the answer to {asking[0]}: name {text!r} as the mapping's "
+            f"text, or list it under its ignore",
+        )
 
 
 def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec: MappingSpec) -> None:

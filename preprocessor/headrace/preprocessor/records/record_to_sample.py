@@ -99,6 +99,6 @@ def _check_unused(
     taken = [kind for kind in MediaKind if own[kind] or listed[kind].media]
     unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
     used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
-    unused_media.check_fields(record, used, {*settled, *taken}, spec)
+    unused_media.check_fields(record, used, taken, settled, spec)
     if parsed.is_pair and not media:
         question_answer.check_nothing_to_see(record.fields, used, spec)

@@ -11,6 +11,7 @@ from headrace.preprocessor.records import conversation, interleaved, key_path, l
 from headrace.preprocessor.records.draft import Draft, MediaKind, Place
 from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.record import Record, schema_error
+from headrace.preprocessor.records.turn import Role
 from headrace.quarantine import BadSampleError, Reason
 
 _LIST_KEYS = ("texts", "conversations", "messages")
@@ -48,6 +49,8 @@ def parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_media
     Raises BadSampleError with schema_error or unused_media, or for media inside of the text what `medium_of` raises.
     """
     parsed = _parse(record, images, spec, has_media=has_media)
+    if parsed.turns and parsed.turns[0].role is not Role.DOCUMENT:
+        learning.check_no_verdict(record.fields, spec)
     conversation.add_system(parsed.turns, record.fields, spec)
     if spec.learn == "last":
         parsed.turns[:] = learning.only_last(parsed.turns)
@@ -67,6 +70,7 @@ def _parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_medi
     if spec.question is None:
         for key in _TEXT_KEYS:
             if fields.get(key) is not None and key not in spec.ignore:
+                question_answer.check_answer_is_in(key, fields, spec)
                 return _parse_text(key, fields[key], images, spec)
         if fields.get(interleaved.SENTENCES) is not None:
             paths = (interleaved.SENTENCES, interleaved.MATCHES)

@@ -42,6 +42,11 @@ _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
 _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
+_ANOTHER = re.compile(
+    r"(?i)(?:^|_)(?:masks?|seg|segmentation|depth|normals?|edges?|sketch|conditioning|target|edited)(?:_|$)"
+    r"|(?:image|img|picture|photo|audio|wav)_?[0-9]+$"
+)
+"""Fields that name another medium than the one beside the text."""
 _STRUCT = {"bytes", "path"}  # keys of a medium in Hugging Face's Parquet files
 _DOWNLOADED = {"url", "key", "status", "error_message"}  # what img2dataset says of each medium
 _LONGEST_NAME = 1024
@@ -88,11 +93,15 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
             raise _unused(f"the member {name}", name, _kind_of_name(name))
 
 
-def check_fields(record: Record, used: Collection[str], kinds: Collection[str], spec: MappingSpec) -> None:
-    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one of a kind not in `kinds`; with
+def check_fields(
+    record: Record, used: Collection[str], taken: Collection[str], settled: Collection[str], spec: MappingSpec
+) -> None:
+    """Raise BadSampleError with unused_media if a field not in `used` holds a medium, or names one that is wanted; with
     missing_media if the fields say, as img2dataset's do, that the medium could not be fetched.
 
-    `kinds`: kinds of which the sample has media, or for which the mapping names what is used.
+    `settled`: kinds (`image`, `audio`) for which the mapping names what is used, so that no other one is wanted. `taken`: kinds
+    of which the sample has media. A name is then taken for another one of the same medium, unless its field says otherwise
+    (`mask`, `image2`).
     """
     if record.fields.keys() >= _DOWNLOADED and (status := record.fields["status"]) != "success":
         raise BadSampleError(Reason.MISSING_MEDIA, f"the status is {str(status)[:80]}: img2dataset could not fetch the medium")
@@ -102,7 +111,8 @@ def check_fields(record: Record, used: Collection[str], kinds: Collection[str], 
         for field, leaf in _leaves(name, value, _DEPTH):
             if not isinstance(leaf, str) or (leaf.startswith(_ENCODED) and len(leaf) >= _LEAST_ENCODED):
                 raise _unused(f"what {name} holds", name, None)
-            if (kind := _named_kind(field, leaf)) and kind not in kinds:
+            kind = _named_kind(field, leaf)
+            if kind and kind not in settled and (kind not in taken or _ANOTHER.search(field)):
                 raise _unused(f"{leaf[:80]!r}, which {name} names", name, kind)
 
 

@@ -61,6 +61,18 @@ def test_a_picture_that_the_annotation_does_not_name_is_refused() -> None:
     assert "the member jpg" in refusal({"txt": "a", "images": None}, ("jpg",))
 
 
+@pytest.mark.parametrize("field", ["mask", "seg_map", "depth", "image2", "image_2", "target_image"])
+def test_another_picture_beside_the_used_one_is_refused(field: str) -> None:
+    fields = {"caption": "a cat", "image": "a.jpg", field: "b/a.jpg"}
+    assert f"nothing uses 'b/a.jpg', which {field} names" in refusal(fields)
+    assert shown(fields, ignore=(field,)) == shown(fields, images="image") == ["Image", "Text"]
+
+
+@pytest.mark.parametrize("field", ["file_name", "image_path", "original", "source_url"])
+def test_another_name_of_the_used_picture_is_none(field: str) -> None:
+    assert shown({"caption": "a cat", "image": "a.jpg", field: "b/a.jpg"}) == ["Image", "Text"]
+
+
 @pytest.mark.parametrize(
     "members", [("jpg", "jpeg"), ("jpg", "seg.png"), ("jpg", "1.jpg"), ("0.jpg", "0.png"), ("left.jpg", "right.jpg")]
 )

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.errors import SpecError
 from headrace.spec import parse_spec
-from tests.unit.preprocessor.records.conversing import refusal, said, sample
+from tests.unit.preprocessor.records.conversing import asked, refusal, said, sample
 
 TURNS = ["user: 2 + 3?", "assistant: 5"]
 
@@ -57,9 +57,10 @@ def test_an_instructions_input_is_in_a_line_behind_it() -> None:
     assert said(fields, ignore=("input",)) == ["user: Add.", "assistant: 5"]
 
 
-def test_a_text_goes_before_a_question() -> None:
+def test_a_text_that_has_the_answer_goes_before_a_question() -> None:
     fields = {"text": "2 + 3 = 5", "question": "2 + 3?", "answer": "5"}
     assert said(fields) == ["document: 2 + 3 = 5"]
+    assert said({**fields, "text": "Sums."}, text="text") == ["document: Sums."]
     assert said(fields, ignore=("text",)) == said(fields, question="question", answer="answer") == TURNS
 
 
@@ -93,7 +94,11 @@ def test_a_mapping_that_makes_no_sense_is_refused_at_submission(mapping: dict[st
         ({"question": "?", "answer": "5", "context": "Sums."}, "question may not be understood without context"),
         ({"question": "?", "answer": "A", "choices": ["5", "6"]}, "question may not be understood without choices"),
         ({"prompt": "?", "output": "A", "input": "2"}, "prompt may not be understood without input"),
-        ({"prompt": "?", "completion": "5", "label": False}, "label says whether completion is a good one"),
+        ({"prompt": "?", "completion": "5", "label": False}, "label says whether the answer is a good one"),
+        (asked("?", "6", kto_tag=False), "kto_tag says whether the answer is a good one"),
+        ({"question": "?", "A": "5", "B": "6", "answer": "A"}, "question may not be understood without A"),
+        ({"question": "?", "opa": "5", "opb": "6", "answer": "5"}, "question may not be understood without opa"),
+        ({"text": "Sums.", "question": "?", "answer": "5"}, "nothing says whether text is learnt or answer, the answer to"),
         ({"question": "?", "answer": 5}, "answer: expected a string, got int"),
         ({"question": ["?"], "answer": "5"}, "question: expected a string, got list"),
         ({"prompt": "?", "completion": [{"role": "assistant", "content": "5"}]}, "completion: expected one answer"),
