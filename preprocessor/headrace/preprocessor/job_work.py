@@ -46,7 +46,7 @@ from headrace.transport.base import read_batches
 log = logging.getLogger(__name__)
 
 SIZES_BYTES = 4 << 20  # for sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
-OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some hundred bytes a sample
+OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some 80 bytes a sample
 
 _NONE_KILLED: Mapping[int, int] = {}
 _NONE_LEFT_OUT: Mapping[int, Rejected] = {}

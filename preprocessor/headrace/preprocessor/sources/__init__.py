@@ -10,7 +10,7 @@
     unpacked.py     compressed shards, unpacked into temporary files of bounded size
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
-    tar.py          a strict tar header reader
+    tar.py          a strict tar header reader; sample_index.py: where the samples of a tar lie
     webdataset.py  arrow_stream.py  mds.py (mds_columns.py)     one format each
     parquet.py      Parquet, by parquet_rows.py (row groups unpacked into the cache), parquet_memory.py (decoded in memory),
                     parquet_bounds.py (what they take) and parquet_pages.py (headers of pages)

@@ -18,7 +18,7 @@ MAX_ANNOTATION_BYTES = 64 * 2**20
 class Shard(ABC):
     """One file of a data set, with random access to its rows: the complete samples in the file's order.
 
-    Every method but `close` is thread-safe. A shard holds one open file and its index (for tar some hundred bytes a sample),
+    Every method but `close` is thread-safe. A shard holds one open file and its index (for tar about a hundred bytes a sample),
     never media. While others may still read from a shard, drop it instead of closing it: its file is closed with the last
     reference to the shard, and every record holds one.
     """

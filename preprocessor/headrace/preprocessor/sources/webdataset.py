@@ -7,22 +7,20 @@ other members are media if the annotation names them or if their extension is a 
 Members of a sample need not be next to each other, since the whole archive is indexed before anything is read. Folders,
 members without an extension and names that begin with a dot are skipped. Packed archives (.tar.gz, .tgz, .tar.zst, .tar.bz2)
 are unpacked into an unnamed temporary file; packed data under the name .tar are rejected as archive_corrupt.
-
-Where a json member names an image by another name than that of a member, as annotations do that were written for files, and the
-sample has exactly one image, it is that one; recordings likewise. A json member that is a list of turns is the conversation.
+A json member that is a list of turns is the conversation.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import as_object, parse_json, parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_BYTES, Shard, check_size
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
+from headrace.preprocessor.sources.sample_index import SampleIndex, Span
 from headrace.preprocessor.sources.tar import Damage, TarMember, scan
 from headrace.preprocessor.sources.unpacked import unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -31,12 +29,6 @@ _PACKED = re.compile(rb"(?P<gzip>\x1f\x8b)|(?P<zstd>\x28\xb5\x2f\xfd)|(?P<bz2>BZ
 _TEXTS = ("txt", "text", "transcript")
 _TURNS = {"conversations": {"from", "value"}, "messages": {"role", "content"}}
 _ENDS = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Span:
-    offset: int
-    size: int
 
 
 class WebDatasetShard(Shard):
@@ -58,21 +50,20 @@ class WebDatasetShard(Shard):
             index.add_archive(self._blob)
             if failure:
                 index.reject("", failure.reason, failure.detail)
-        self._keys = [key for key in index.samples if key not in index.rejected_keys]
-        self._spans = [index.samples[key] for key in self._keys]
-        self.num_rows = len(self._keys)
+        self._samples = SampleIndex(item for item in index.samples.items() if item[0] not in index.rejected_keys)
+        self.num_rows = len(self._samples)
         self.rejected = tuple(index.rejected)
 
     def key(self, row: int) -> str:
         """Return the key of the sample at `row`."""
-        return self._keys[row]
+        return self._samples.key(row)
 
     def read(self, row: int) -> Record:
         """Return the record at `row`: the fields of KEY.json, and KEY.txt as the field `txt`. Raises BadSampleError.
 
         KEY.text or KEY.transcript stand for KEY.txt where there is none.
         """
-        spans = self._spans[row]
+        spans = self._samples.spans(row)
         fields: dict[str, Any] = {}
         text = next((name for name in _TEXTS if name in spans), None)
         if text is not None:
@@ -82,16 +73,21 @@ class WebDatasetShard(Shard):
         if text is None and "json" not in spans:
             raise BadSampleError(Reason.SCHEMA_ERROR, f"no json or txt member, only {', '.join(spans)}")
         members = tuple(sorted(spans.keys() - {"json", text}, key=_natural))
-        return Record(key=self._keys[row], fields=fields, load=self.loader(row), members=members)
+        return Record(key=self.key(row), fields=fields, load=self._loader(spans), members=members)
 
     def extensions(self, row: int) -> tuple[str, ...]:
         """Return the extensions of the members of the sample at `row`, in the archive's order."""
-        return tuple(self._spans[row])
+        return tuple(self._samples.spans(row))
 
     def loader(self, row: int) -> Callable[[str], bytes]:
         """Return a function that reads a member of the sample at `row` by its extension; see `Record.load`."""
-        spans = self._spans[row]
+        return self._loader(self._samples.spans(row))
 
+    def close(self) -> None:
+        """Close the archive."""
+        self._blob.close()
+
+    def _loader(self, spans: Mapping[str, Span]) -> Callable[[str], bytes]:
         def load(extension: str) -> bytes:
             span = spans.get(extension.lower())
             if span is None:
@@ -101,15 +97,11 @@ class WebDatasetShard(Shard):
 
         return load
 
-    def close(self) -> None:
-        """Close the archive."""
-        self._blob.close()
-
-    def _annotation(self, span: _Span, extension: str) -> bytes:
+    def _annotation(self, span: Span, extension: str) -> bytes:
         check_size(f"the {extension} member", span.size, MAX_ANNOTATION_BYTES)
         return self._bytes(span)
 
-    def _bytes(self, span: _Span) -> bytes:
+    def _bytes(self, span: Span) -> bytes:
         data = self._blob.pread(span.offset, span.size)
         if len(data) < span.size:
             raise BadSampleError(Reason.ARCHIVE_TRUNCATED, "the archive has become shorter since it was indexed")
@@ -130,7 +122,7 @@ class _Index:
     """Groups members into samples and collects their rejections; for each key only the first reason counts."""
 
     def __init__(self) -> None:
-        self.samples: dict[str, dict[str, _Span]] = {}
+        self.samples: dict[str, dict[str, Span]] = {}
         self.rejected: list[Rejected] = []
         self.rejected_keys: set[str] = set()
 
@@ -176,7 +168,7 @@ class _Index:
             spans = self.samples.setdefault(key, {})
             if extension in spans:
                 self.reject(key, Reason.DUPLICATE_KEY, f"the member {name!r} is there twice")
-            spans[extension] = _Span(offset=member.offset, size=member.size)
+            spans[extension] = Span(offset=member.offset, size=member.size)
         return key
 
 
