@@ -14,7 +14,7 @@ from typing import Any
 from headrace.errors import DatasetError
 from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, to_sample
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
 from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, ignored
 from headrace.quarantine import BadSampleError, Reason
 
@@ -160,8 +160,16 @@ def _use(part: _Part, record: Record, outcome: Sample | BadSampleError, loaded: 
         return Use.UNKNOWN
     if part.member:
         return Use.UNUSED if part.name.rsplit(".", 1)[-1] in IMAGE_EXTENSIONS | AUDIO_EXTENSIONS else Use.NOTE
+    if _is_said(record.fields[part.name], outcome):  # img2dataset writes a caption twice
+        return Use.TEXT
     names_a_member = any(name in record.members for name in _names(part, record))  # which is found without it too
     return (names_a_member and _medium_use(part, record, outcome, loaded)) or Use.UNUSED
+
+
+def _is_said(value: Any, sample: Sample) -> bool:
+    """Return whether a string is a text of the sample as a whole, which may come from another field with the same text."""
+    texts = (segment.text.strip() for segment in sample.segments if isinstance(segment, Text))
+    return isinstance(value, str) and bool(value.strip()) and value.strip() in texts
 
 
 def _medium_use(part: _Part, record: Record, sample: Sample, loaded: Mapping[str, bytes]) -> Use | None:

@@ -60,6 +60,8 @@ def uses(item: Record, **mapping: Any) -> dict[str, str]:
             {},
             {"messages": "text", "system": "text"},
         ),
+        # either would do
+        (record({"txt": "a cat", "caption": "a cat"}, jpg=b"p"), {}, {"txt": "text", "caption": "text", "jpg": "images"}),
         # refused for something else: what the fields would be is not known
         (record({"words": "a"}, flac=b"s"), {}, {"words": "unknown", "flac": "unknown"}),
         (record({"words": "a"}, flac=b"s"), {"text": "words"}, {"words": "text", "flac": "audios"}),
