@@ -70,7 +70,7 @@ def test_a_shard_that_vanishes_fails_the_job_which_goes_on_when_it_is_back(clust
     ("name", "fields", "sentence"),
     [
         ("missing", {"sources": [{"path": "/no/such/data"}]}, "/no/such/data"),
-        ("no-shards", {"sources": [{"path": str(HOSTILE / "text")}]}, "no shard"),
+        ("no-shards", {"sources": [{"path": str(HOSTILE / "images")}]}, "nothing that says what they show"),
         ("no-samples", {"sources": [{"path": str(HOSTILE / "tars" / "empty.tar")}]}, "no usable sample"),
         ("no-tokenizer", {"text": {"tokenizer": "/no/such/tokenizer.json"}}, "/no/such/tokenizer.json"),
     ],
