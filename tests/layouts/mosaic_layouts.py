@@ -142,7 +142,7 @@ LAYOUTS = (
         lambda i: {"image": picture(i), "conversations": _dumped(sharegpt(i))},
         lambda row: conversation([(turn["from"], turn["value"]) for turn in _parsed(row["conversations"])], image(row["image"]))),
     mds("mds-pkl", "an unused column of `pkl`", {**_BYTES, "extra": "pkl"}, lambda i: {**_pair(i), "extra": {"a": i}},
-        _captioned),
+        _captioned, mapping={"ignore": ["extra"]}, refused_because="pickles are programs"),
     *map(_packed, ("zstd", "gz", "br", "bz2", "snappy")),
     mds("mds-kept", "packed, with the plain shard kept", _BYTES, _pair, _captioned,
         options={"compression": "zstd", "keep_local": True}),

@@ -192,10 +192,6 @@ def _columns(header: Mapping[str, Any], url: str) -> tuple[Column, ...]:
 def _column(name: Any, encoding: Any, size: Any, url: str) -> Column:
     if not isinstance(name, str) or not isinstance(encoding, str) or not (size is None or (isinstance(size, int) and size >= 0)):
         raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"no column: name {name!r}, encoding {encoding!r}, size {size!r}")
-    if encoding == "pkl":
-        raise DatasetError(
-            f"{url}: the column {name!r} is pickled, and data must carry no code; write it as json, ndarray or bytes"
-        )
     decode = decoder(encoding)
     if decode is None:
         raise DatasetError(

@@ -1,7 +1,7 @@
 """Decoding of the values of MDS columns, from their bytes to what a record holds.
 
 Pictures stay encoded: `jpeg` and `png` as they are, and `pil` (width, height, mode, pixels) as an uncompressed PNG or TIFF.
-Arrays become nested lists. `pkl` is not read: a pickle is a program, and data must carry no code.
+Arrays become nested lists. `pkl` stays the bytes that it is, which nothing takes: a pickle is a program, and is never run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TYPE_OF_CODE = dict(_VALUE_TYPES.values())
 
 
 def decoder(encoding: str) -> Decode | None:
-    """Return the function that decodes values of an encoding; None for `pkl` and unknown encodings.
+    """Return the function that decodes values of an encoding; None for an unknown encoding.
 
     The function raises ValueError (such as UnicodeDecodeError), IndexError or BadSampleError for damaged values.
     """
@@ -147,6 +147,7 @@ def _number(data: bytes) -> float:
 
 _DECODERS: dict[str, Decode] = {
     "bytes": bytes,
+    "pkl": bytes,
     "str": bytes.decode,
     "int": partial(_scalar, "<i8"),
     "str_int": int,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from headrace.errors import DatasetError
+from headrace.mapping import MappingSpec
 from headrace.preprocessor import image
 from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.records.record_to_sample import Image as ImageSegment
@@ -153,18 +154,21 @@ def test_pictures_of_32_bits_keep_their_values() -> None:
             assert image.read_pixels(data, ImageSpec())[0, 0, 0] == level
 
 
-def test_a_pickled_column_is_refused(tmp_path: Path) -> None:
-    path = write_shard(tmp_path / "shard.00000.mds", [], {"text": ("str", None), "extra": ("pkl", None)})
-    with pytest.raises(DatasetError, match=r"the column 'extra' is pickled, and data must carry no code; write it as json"):
-        MdsShard(str(path))
-    index = json.loads((CAPTIONS / "index.json").read_text())
-    index["shards"][0]["column_encodings"][0] = "pkl"
-    (tmp_path / "index.json").write_text(json.dumps(index))
-    with pytest.raises(DatasetError, match="the column 'caption' is pickled"):
-        listed(tmp_path)
+def test_a_pickled_column_is_never_run_and_only_left_out_by_name(tmp_path: Path) -> None:
+    bomb = b"cos\nsystem\n(S'touch " + str(tmp_path / "touched").encode() + b"'\ntR."
+    row = struct.pack("<2I", 5, len(bomb)) + b"A cat" + bomb
+    path = write_shard(tmp_path / "shard.00000.mds", [row], {"text": ("str", None), "extra": ("pkl", None)})
+    with MdsShard(str(path)) as shard:
+        with pytest.raises(BadSampleError, match=r"unused_media: nothing uses what extra holds: .*list 'extra' under"):
+            to_sample(shard.read(0), MappingSpec())
+        (turn,) = to_sample(shard.read(0), MappingSpec(ignore=("extra",))).turns
+        with pytest.raises(BadSampleError, match="schema_error: extra: expected a string or a list, got bytes"):
+            to_sample(shard.read(0), MappingSpec(text="extra"))
+    assert [segment.text for segment in turn.segments] == ["A cat"]
+    assert not (tmp_path / "touched").exists()
 
 
-@pytest.mark.parametrize("encoding", ["pkl", "nonsense", "str:3", "ndarray:complex64", "ndarray:int8:a"])
+@pytest.mark.parametrize("encoding", ["nonsense", "str:3", "ndarray:complex64", "ndarray:int8:a"])
 def test_an_unknown_encoding_has_no_decoder(encoding: str) -> None:
     assert decoder(encoding) is None
 
