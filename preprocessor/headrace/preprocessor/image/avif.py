@@ -10,7 +10,7 @@ The formats: ISO/IEC 14496-12 and 23008-12 (boxes, items), AV1 bitstream 5.3 to 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from headrace.quarantine import BadSampleError, Reason
 
@@ -18,6 +18,7 @@ _FULL_BOX = 4  # bytes of version and flags
 _SEQUENCE_HEADER = 1
 _SEQUENCE_HEADER_BYTES = 128  # up to the sizes it has at most 100
 _MOST_ITEMS = 4096
+_DECIDING = frozenset((b"meta", b"moov", b"iinf", b"iloc", b"iprp", b"ipco", b"idat"))
 _COPIES = 12  # bytes per pixel: those of libavif, or Pillow's and ours, and the bytes between them
 _FRAME_BYTES = 9  # per pixel of a frame: three channels of 16 bits, and half of them again for what the decoder works with
 
@@ -49,26 +50,36 @@ def check_kind(data: bytes) -> None:
 def _av1_items(data: bytes) -> Iterator[bytes]:
     """Yield the coded data of each picture in the file."""
     try:
-        file = dict(_boxes(data))
+        file = _once(_boxes(data))
         if b"moov" in file and data[8:12] != b"avif":
             raise _unsupported("an AVIF sequence")
-        boxes = dict(_boxes(file[b"meta"][_FULL_BOX:]))
-        if any(kind == b"clap" for kind, _ in _boxes(dict(_boxes(boxes[b"iprp"]))[b"ipco"])):
+        boxes = _once(_boxes(file[b"meta"][_FULL_BOX:]))
+        if any(kind == b"clap" for kind, _ in _boxes(_once(_boxes(boxes[b"iprp"]))[b"ipco"])):
             raise _unsupported("an AVIF picture that is to be cropped")
         kinds = dict(_item_kinds(boxes[b"iinf"]))
         left = len(data)  # items on top of each other would be read many times
         for item, extents in _item_places(boxes[b"iloc"]):
             if kinds.get(item) == b"av01":
-                parts = [
-                    (boxes[b"idat"] if inside else data)[begin : begin + size if size else None]
-                    for inside, begin, size in extents
-                ]
-                left -= sum(map(len, parts))
-                if left < 0:
-                    raise _corrupt("has pictures on top of each other")
+                parts = []
+                for inside, begin, size in extents:
+                    place = boxes[b"idat"] if inside else data
+                    left -= size or max(0, len(place) - begin)
+                    if left < 0:
+                        raise _corrupt("has pictures on top of each other")
+                    parts.append(place[begin : begin + size if size else None])
                 yield b"".join(parts)
     except (struct.error, IndexError, KeyError):
         raise _corrupt("has a damaged directory") from None
+
+
+def _once(boxes: Iterable[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Return boxes by kind. Raises BadSampleError where one that decides is there twice: decoders take either."""
+    found: dict[bytes, bytes] = {}
+    for kind, body in boxes:
+        if kind in found and kind in _DECIDING:
+            raise _corrupt("has two of one box")
+        found[kind] = body
+    return found
 
 
 def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -109,7 +120,7 @@ def _item_places(body: bytes) -> Iterator[tuple[int, list[tuple[bool, int, int]]
         position += length
         return int.from_bytes(body[position - length : position], "big")
 
-    count = number(2 if version < 2 else 4)
+    count, parts = number(2 if version < 2 else 4), 0
     if count > _MOST_ITEMS:
         raise _corrupt(f"has {count} items")
     for _ in range(count):
@@ -118,7 +129,11 @@ def _item_places(body: bytes) -> Iterator[tuple[int, list[tuple[bool, int, int]]
         number(2)  # which file: always this one
         base = number(base_bytes)
         extents = []
-        for _ in range(number(2)):
+        num_extents = number(2)
+        parts += num_extents
+        if parts > _MOST_ITEMS:
+            raise _corrupt(f"has {parts} parts")
+        for _ in range(num_extents):
             number(index_bytes)
             begin = base + number(offset_bytes)
             extents.append((inside, begin, number(size_bytes)))

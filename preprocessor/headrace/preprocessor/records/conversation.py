@@ -21,7 +21,8 @@ from headrace.preprocessor.records.turn import Role, Text
 from headrace.preprocessor.records.typed_part import parse_part
 from headrace.quarantine import BadSampleError, Reason
 
-_SYSTEM_FIELDS = ("system", "system_prompt")
+_SYSTEM_FIELDS = ("system", "system_prompt", "system_message")
+_BESIDE = ("history", "instruction")
 _TOOL_FIELDS = ("tools", "functions")
 _NOT_TAKEN = frozenset((
     "function_call", *_TOOL_FIELDS, *_SYSTEM_FIELDS, "refusal", "image", "images", "audio", "audios", "video", "videos",
@@ -49,6 +50,12 @@ def add_system(turns: list[Draft], fields: Mapping[str, Any], spec: MappingSpec)
     for name in _SYSTEM_FIELDS:
         if not is_document and fields.get(name) and name not in spec.ignore:
             _put_in_front(turns, name, split(string(name, fields[name]), spec))
+
+
+def check_beside(fields: Mapping[str, Any], spec: MappingSpec) -> None:
+    """Raise BadSampleError (schema_error) if a field beside the turns belongs to the conversation too."""
+    for name in _BESIDE:
+        _check_nothing(name, fields.get(name), name, spec)
 
 
 def user_turn(field: str, text: Any, spec: MappingSpec) -> Draft:

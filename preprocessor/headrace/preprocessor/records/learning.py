@@ -18,8 +18,9 @@ from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_pla
 from headrace.preprocessor.records.turn import Role
 from headrace.quarantine import BadSampleError, Reason
 
-_OTHER_WEIGHTS = ("train", "loss", "loss_weight")
+_OTHER_WEIGHTS = ("train", "trainable", "loss", "loss_weight")
 """Other trainers' names for the `weight` of a turn, such as Axolotl's and ms-swift's."""
+_MASKS = ("mask", "masked", "loss_mask")
 _VERDICTS = ("label", "kto_tag")
 """Fields of KTO's data, which say whether an answer is wanted or not."""
 _BEGIN, _END = "<think>", "</think>"
@@ -40,11 +41,11 @@ def is_learnt(field: str, item: Mapping[str, Any], role: Role, spec: MappingSpec
         weights["weight"] = item["weight"]
         if item["weight"] not in (0, 1):
             raise schema_error(f"{field}.weight", "0 or 1", repr(item["weight"]))
-    for name in (*_OTHER_WEIGHTS, "mask"):
+    for name in (*_OTHER_WEIGHTS, *_MASKS):
         value = item.get(name)
         if value is None or name in spec.ignore:
             continue
-        if name == "mask" or value not in (0, 1):
+        if name in _MASKS or value not in (0, 1):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
                 f"{field}.{name} is {repr(value)[:80]}, which is not followed: write a weight of 0 or 1 to say whether a turn is "
@@ -133,7 +134,8 @@ def only_last(turns: list[Draft]) -> list[Draft]:
 def check_no_verdict(fields: Mapping[str, Any], spec: MappingSpec) -> None:
     """Raise BadSampleError (schema_error) if a field says whether the record's answer is a good one, as for KTO."""
     for name in _VERDICTS:
-        if isinstance(fields.get(name), bool) and name not in spec.ignore:
+        value = fields.get(name)
+        if name not in spec.ignore and (isinstance(value, bool) or str(value).lower() in ("true", "false", "0", "1")):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
                 f"{name} says whether the answer is a good one, which is not followed: keep the good ones, and list {name!r} "

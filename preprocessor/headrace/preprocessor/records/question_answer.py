@@ -30,12 +30,14 @@ _OF_INSTRUCTION = ("input", "context")
 _NEEDED = (
     *_OF_INSTRUCTION, "contexts", "passage", "passages", "paragraph", "article", "document", "documents", "story", "table",
     "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
+    "mc_options", "candidates", "ctx", "background",
 )  # fmt: skip
 """Fields without which a question may not be understood."""
 
 _CHOICE = re.compile(r"[A-F]|op(?:tion)?_?(?:[a-fA-F]|[0-9])|choice_?(?:[a-fA-F]|[0-9])|sol[0-9]|ending_?[0-9]")
 """Names of fields that hold one of several answers to choose from, as in MMBench, MedMCQA, PIQA and HellaSwag."""
 
+_NUMBER = re.compile(r"(?i)(?:image|img|video|audio|clip)_?ids?")
 _MEDIA_WORDS = ("image", "img", "picture", "photo", "audio", "speech", "video")
 
 
@@ -91,13 +93,15 @@ def parse_pair(fields: Mapping[str, Any], question: str, answer: str, spec: Mapp
 
 
 def check_answer_is_in(text: str, fields: Mapping[str, Any], spec: MappingSpec) -> None:
-    """Raise BadSampleError (schema_error) if the field `text` is a string beside an answer to a question, without that answer.
+    """Raise BadSampleError (schema_error) if the field `text` is a string beside a question and its answer, and has not both.
 
-    Alpaca's `text` is the question and the answer once more; a text without the answer would train without it.
+    Alpaca's `text` is the question and the answer once more; any other text would train without them.
     """
     asking, answering = ([name for name in names if _is_given(name, fields, spec)] for names in (_ASKING, _ANSWERING))
-    answers = [fields[name] for name in answering if isinstance(fields[name], str)]
-    if isinstance(fields[text], str) and asking and answers and not any(answer.strip() in fields[text] for answer in answers):
+    if not isinstance(fields[text], str) or not asking or not answering:
+        return
+    asked, answered = ([fields[name] for name in names if isinstance(fields[name], str)] for names in (asking, answering))
+    if not all(any(said.strip() in fields[text] for said in some) for some in (asked, answered)):
         raise BadSampleError(
             Reason.SCHEMA_ERROR,
             f"nothing says whether {text} is learnt or {answering[0]}, the answer to {asking[0]}: name {text!r} as the mapping's "
@@ -105,16 +109,18 @@ def check_answer_is_in(text: str, fields: Mapping[str, Any], spec: MappingSpec) 
         )
 
 
-def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec: MappingSpec) -> None:
-    """Raise BadSampleError (unused_media) if a field not in `used` speaks of a medium, for a question that has none.
+def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec: MappingSpec, *, is_pair: bool) -> None:
+    """Raise BadSampleError (unused_media) if a field not in `used` has the number of a medium, for a text that has none.
 
-    Questions about pictures are published without them, with an `image_id`: such a question is no text.
+    Captions and questions about pictures are published without them, with an `image_id`: such a text is not the whole sample.
+    Beside a question and its answer (`is_pair`) any field that speaks of a medium counts.
     """
     for name in fields:
-        if name not in used and _is_given(name, fields, spec) and any(word in name.lower() for word in _MEDIA_WORDS):
+        speaks = any(word in name.lower() for word in _MEDIA_WORDS) if is_pair else bool(_NUMBER.fullmatch(name))
+        if speaks and name not in used and _is_given(name, fields, spec):
             raise BadSampleError(
                 Reason.UNUSED_MEDIA,
-                f"the question may be about the medium of which {name} speaks: name the field that has it in the mapping's "
+                f"the text may be about the medium of which {name} speaks: name the field that has it in the mapping's "
                 f"images or audios, or list {name!r} under its ignore",
             )
 

@@ -100,5 +100,9 @@ def _check_unused(
     unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
     used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
     unused_media.check_fields(record, used, taken, settled, spec)
-    if parsed.is_pair and not media:
-        question_answer.check_nothing_to_see(record.fields, used, spec)
+    names = {medium for medium in media if isinstance(medium, str)}
+    for path in parsed.paths if any(turn.role is not Role.DOCUMENT for turn in parsed.turns) else ():
+        value = key_path.find(record.fields, path)
+        unused_media.check_turns(path, key_path.parse_json(value) if isinstance(value, str) else value, names, spec)
+    if not media:
+        question_answer.check_nothing_to_see(record.fields, used, spec, is_pair=parsed.is_pair)

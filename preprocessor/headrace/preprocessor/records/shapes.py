@@ -16,10 +16,11 @@ from headrace.quarantine import BadSampleError, Reason
 
 _LIST_KEYS = ("texts", "conversations", "messages")
 """Names of fields whose text must be a list, in JSON if it is a string, and never a caption."""
+_TURN_KEYS = ("conversations", "messages")
 _TEXT_KEYS = (*_LIST_KEYS, "caption", "text", "txt")
 _TRANSCRIPT_KEYS = ("transcription", "transcript", "sentence")
 """Names of fields that are the text of a recording or a scan, where there is nothing else and a medium beside it."""
-_CAPTION_KEYS = ("caption", "captions")
+_CAPTION_KEYS = ("caption", "captions", "text")
 """Names of fields in which a list is of alternatives, not of the parts of a document."""
 
 
@@ -51,6 +52,8 @@ def parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_media
     parsed = _parse(record, images, spec, has_media=has_media)
     if parsed.turns and parsed.turns[0].role is not Role.DOCUMENT:
         learning.check_no_verdict(record.fields, spec)
+        if not parsed.is_pair:
+            conversation.check_beside(record.fields, spec)
     conversation.add_system(parsed.turns, record.fields, spec)
     if spec.learn == "last":
         parsed.turns[:] = learning.only_last(parsed.turns)
@@ -68,6 +71,7 @@ def _parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_medi
             raise schema_error(spec.text, "text", None)
         return _parse_text(spec.text, value, images, spec)
     if spec.question is None:
+        _check_no_preference(record, spec)
         for key in _TEXT_KEYS:
             if fields.get(key) is not None and key not in spec.ignore:
                 question_answer.check_answer_is_in(key, fields, spec)
@@ -75,7 +79,6 @@ def _parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_medi
         if fields.get(interleaved.SENTENCES) is not None:
             paths = (interleaved.SENTENCES, interleaved.MATCHES)
             return Parsed(turns=[interleaved.match(fields, spec)], paths=paths, may_lead=False)
-        _check_no_preference(record, spec)
     if pair := question_answer.find_pair(fields, spec):
         return Parsed(turns=question_answer.parse_pair(fields, *pair, spec), paths=pair, may_lead=True, is_pair=True)
     given = [key for key in _TRANSCRIPT_KEYS if isinstance(fields.get(key), str) and key not in spec.ignore]
@@ -87,13 +90,31 @@ def _parse(record: Record, images: Listed | None, spec: MappingSpec, *, has_medi
 def _parse_text(path: str, value: Any, images: Listed | None, spec: MappingSpec) -> Parsed:
     name = path.rsplit(".", 1)[-1]
     if isinstance(value, str) and name not in _LIST_KEYS:
+        _check_no_list(path, value)
         return Parsed(turns=[interleaved.join([value], spec)], paths=(path,), may_lead=True)
     items = key_path.parse_json(value) if isinstance(value, str) else value
     if not isinstance(items, list):
         raise schema_error(path, "a list" if name in _LIST_KEYS else "a string or a list", value)
     if all(item is None or isinstance(item, str) for item in items):
+        if name in _TURN_KEYS and items:
+            raise schema_error(path, "turns that say who speaks", "strings")
         return _parse_document(path, items, images, spec)
     return Parsed(turns=conversation.parse_turns(path, items, spec), paths=(path,), may_lead=True)
+
+
+def _check_no_list(path: str, value: str) -> None:
+    """Raise BadSampleError (schema_error) if a text is a list in JSON, of turns or, for a caption, of captions."""
+    items = key_path.parse_json(value) if value.lstrip().startswith("[") else None
+    if not isinstance(items, list) or not items:
+        return
+    is_captions = path.rsplit(".", 1)[-1] == "caption" and all(isinstance(item, str) for item in items)
+    if is_captions or all(isinstance(item, dict) for item in items):
+        kind = "captions" if is_captions else "objects, not a text"
+        raise BadSampleError(
+            Reason.SCHEMA_ERROR,
+            f"{path} is a list of {len(items)} {kind}, in JSON: name one, as in the mapping 'text: {path}.0', or write it under "
+            "messages or conversations",
+        )
 
 
 def _parse_document(path: str, items: list[str | None], images: Listed | None, spec: MappingSpec) -> Parsed:

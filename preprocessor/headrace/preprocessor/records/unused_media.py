@@ -8,7 +8,7 @@ in a record without being used. Media are recognised by their values if these ar
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.mapping import MappingSpec
@@ -30,8 +30,9 @@ _NOTES = frozenset((
     "md5", "sha1", "sha256",
 ))  # fmt: skip
 _PLACEHOLDERS = re.compile(
-    r"<(?:video|speech|sound|ImageHere|image[_-]placeholder|start_of_image|image_soft_token|image[ _][0-9]{1,2})>"
-    r"|<\|(?:image|video|audio)(?:_[0-9]{1,2})?\|>|<\|vision_start\|><\|image_pad\|>|<\|video_pad\|>|<\|AUDIO\|>"
+    r"<(?:video|speech|sound|ImageHere|image[_-]placeholder|start_of_image|image_soft_token|image_token|bbox|ref-object)>"
+    r"|<(?:image|audio|video)[ _:]?[0-9]{1,2}>|<\|(?:image|video|audio)(?:_[0-9]{1,2})?\|>"
+    r"|<\|vision_start\|><\|image_pad\|>|<\|video_pad\|>|<\|AUDIO\|>"
     r"|\[IMG\](?!\s*(?:\w+:|/))"  # not the one of forums, which an address follows
     r"|<img>[^<>\n]{1,512}</img>|<Audio>[^<>\n]{1,512}</Audio>"  # of Qwen-VL and Qwen-Audio, with the name of a file
     r"|\A\s*<(?:IMAGE|Image|img)>(?=\s*\n)|(?<=\n)<(?:IMAGE|Image|img)>\s*\Z"  # alone on the first or last line
@@ -43,7 +44,8 @@ _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
 _ANOTHER = re.compile(
-    r"(?i)(?:^|_)(?:masks?|seg|segmentation|depth|normals?|edges?|sketch|conditioning|target|edited)(?:_|$)"
+    r"(?i)(?:^|_)(?:masks?|seg|segmentation|depth|normals?|edges?|sketch|conditioning|target|edited|reference|input|output|before"
+    r"|after|left|right)(?:_|$)|(?:image|img|picture|photo|audio|wav)_[ab]$"
     r"|(?:image|img|picture|photo|audio|wav)_?[0-9]+$"
 )
 """Fields that name another medium than the one beside the text."""
@@ -55,6 +57,13 @@ _ENCODED = (
 )  # fmt: skip
 """What the files of media begin with in base64, or in a data URL."""
 _LEAST_ENCODED = 128  # characters: no name of a file looks like that by chance
+_SAID = frozenset(("user", "assistant", "value", "content"))
+"""Fields of a turn that hold its words."""
+_OF_PARTS = frozenset((
+    "type", "text", "from", "role", "index", "source", "image", "image_url", "audio", "audio_url", "input_audio", "path", "url",
+    "bytes", "base64", "data", "tool_calls", "reasoning_content", "reasoning", "thinking",
+))  # fmt: skip
+"""Fields of turns and typed parts that are read, or refused, by those who parse them."""
 _DEPTH, _LOOKED_AT = 4, 8  # lists and objects inside of each other, and items of a list, in which a medium is looked for
 
 
@@ -109,11 +118,28 @@ def check_fields(
         if not value or name in used or ignored(name, spec):
             continue
         for field, leaf in _leaves(name, value, _DEPTH):
-            if not isinstance(leaf, str) or (leaf.startswith(_ENCODED) and len(leaf) >= _LEAST_ENCODED):
+            if not isinstance(leaf, str) or _is_encoded(leaf):
                 raise _unused(f"what {name} holds", name, None)
             kind = _named_kind(field, leaf)
             if kind and kind not in settled and (kind not in taken or _ANOTHER.search(field)):
                 raise _unused(f"{leaf[:80]!r}, which {name} names", name, kind)
+
+
+def check_turns(field: str, turns: Any, media: Collection[str], spec: MappingSpec) -> None:
+    """Raise BadSampleError with unused_media if a turn, or a typed part of one, holds or names a medium outside of its words.
+
+    `turns`: the value of `field`, which may be no list of turns. `media`: names of media that the sample has.
+    """
+    for index, item in enumerate(turns if isinstance(turns, list) else ()):
+        if not isinstance(item, Mapping):
+            continue
+        for name, value in item.items():
+            if name in _SAID:
+                check_turns(f"{field}[{index}].{name}", value, media, spec)
+            elif value and name not in _OF_PARTS and name not in spec.ignore:
+                for inner, leaf in _leaves(name, value, _DEPTH):
+                    if not isinstance(leaf, str) or _is_encoded(leaf) or (_named_kind(inner, leaf) and leaf not in media):
+                        raise _unused(f"what {field}[{index}].{name} holds", name, "turn")
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
@@ -128,6 +154,10 @@ def check_text(text: str, spec: MappingSpec) -> None:
             )
 
 
+def _is_encoded(text: str) -> bool:
+    return text.startswith(_ENCODED) and len(text) >= _LEAST_ENCODED
+
+
 def _leaves(field: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """Yield what may be or name a medium in a value, `depth` lists or objects deep: strings, bytes and `{bytes, path}`.
 
@@ -138,7 +168,7 @@ def _leaves(field: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, dict) and depth:
         for name, item in value.items():
             yield from _leaves(name, item, depth - 1)
-    elif isinstance(value, list) and depth:
+    elif isinstance(value, list | tuple) and depth:
         for item in value[:_LOOKED_AT]:
             yield from _leaves(field, item, depth - 1)
 

@@ -79,7 +79,7 @@ class ArrowShard(Shard):
         check_size("the row", cells.nbytes, MAX_MEDIUM_BYTES)
         try:
             return Record(key=key, fields=cells.to_pylist()[0], load=_no_files)
-        except (ValueError, pa.ArrowException) as err:  # a date out of Python's range
+        except (ValueError, OverflowError, pa.ArrowException) as err:  # a date out of Python's range
             raise BadSampleError(Reason.SCHEMA_ERROR, f"a cell has no value in Python: {err}") from err
 
     def close(self) -> None:

@@ -44,6 +44,11 @@ class CsvShard(RowFileShard):
         if len(values) != len(self._header):
             detail = f"the record has {len(values)} fields, and the header names {len(self._header)}"
             raise BadSampleError(Reason.SCHEMA_ERROR, detail)
+        if self._separator == "\t" and any("\n" in value or "\t" in value for value in values):
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                "a quotation mark joins several lines or fields, which in a TSV is hardly meant: write CSV or JSONL",
+            )
         return {name: value or None for name, value in zip(self._header, values, strict=True) if name}
 
     def _split(self, data: bytes) -> list[str]:

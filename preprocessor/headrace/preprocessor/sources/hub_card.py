@@ -23,6 +23,7 @@ NAME = "README.md"
 MAX_BYTES = 16 * 2**20
 _MAX_HEAD = 2**20  # characters; parsing YAML takes a second per megabyte
 MAX_GLOBS = 64
+_MOST_PARTS, _MOST_FILES = 32, 100_000
 _MOST_SHOWN = 8
 
 Patterns = tuple[tuple[str, tuple[str, ...]], ...]
@@ -31,6 +32,8 @@ Patterns = tuple[tuple[str, tuple[str, ...]], ...]
 
 def patterns_of(card: bytes, where: str) -> Patterns:
     """Return the splits of the default configuration that a README.md declares; none where it declares no files.
+
+    A configuration of a folder alone has the split "": what the names of its files tell.
 
     A README.md that is not understood declares none. Raises DatasetError where there are several configurations and none is
     the default. `where` is the data set in messages.
@@ -52,21 +55,29 @@ def patterns_of(card: bytes, where: str) -> Patterns:
 def splits_of(names: Iterable[str], patterns: Patterns) -> dict[str, str]:
     """Return those of the names, relative to the README.md, that a pattern fits, with the first split that it is of.
 
-    Raises DatasetError for more than MAX_GLOBS patterns with wildcards.
+    Raises DatasetError for more than MAX_GLOBS patterns with wildcards, or one of many parts.
     """
     plain: dict[str, str] = {}
     globs: list[tuple[str, list[str]]] = []
     for split, pattern in ((split, pattern.removeprefix("./")) for split, group in patterns for pattern in group):
         if any(character in pattern for character in "*?["):
-            globs.append((split, pattern.split("/")))
+            parts = pattern.split("/")
+            globs.append(
+                (split, [part for part, before in zip(parts, ["", *parts], strict=False) if part != "**" or part != before])
+            )
         else:
-            plain.setdefault(pattern, split)
+            plain.setdefault(pattern.rstrip("/"), split)
+    if any(len(parts) > _MOST_PARTS for _, parts in globs):
+        raise DatasetError(f"the README.md has a pattern of more than {_MOST_PARTS} parts; name the files in the path")
     if len(globs) > MAX_GLOBS:
         raise DatasetError(f"the README.md has {len(globs)} patterns of files, more than {MAX_GLOBS}; name the files in the path")
     found = {}
     for name in names:
         parts = name.split("/")
-        split_of_it = plain.get(name) or next((split for split, pattern in globs if _fits(parts, pattern)), None)
+        above = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))  # a pattern may be the name of a folder
+        split_of_it = next((plain[path] for path in above if path in plain), None)
+        if split_of_it is None:
+            split_of_it = next((split for split, pattern in globs if _fits(parts, pattern)), None)
         if split_of_it is not None:
             found[name] = split_of_it
     return found
@@ -94,8 +105,12 @@ def _patterns(config: dict[str, Any]) -> Patterns:
         entries = [(item.get("split", "train"), item.get("path")) for item in files]
     elif isinstance(files, dict):
         entries = list(files.items())
+    elif folder:
+        entries = [("", "**")]
     else:
         return ()
+    if sum(len(paths) for _, paths in entries if isinstance(paths, list)) > _MOST_FILES:
+        raise DatasetError(f"the README.md names more than {_MOST_FILES} files; name them in the path of the source")
     return tuple(
         (_text(split), tuple(f"{folder}/{path}".lstrip("/") for path in ([paths] if isinstance(paths, str) else paths)))
         for split, paths in entries

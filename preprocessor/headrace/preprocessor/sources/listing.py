@@ -134,10 +134,22 @@ def _chosen(
             )
         if whole and hub_card.NAME in files and wanted != ALL:
             card = read_file(fs, posixpath.join(root, hub_card.NAME), hub_card.MAX_BYTES)
-            if declared := hub_card.splits_of(shards, hub_card.patterns_of(card, where)):
-                shards, split = list(declared), declared.__getitem__
+            if patterns := hub_card.patterns_of(card, where):
+                shards, split = _declared(shards, patterns, where)
         shards = choose_format(shards, files, where, tell)
     return choose_split(shards, where, wanted, split, tell) if shards else []
+
+
+def _declared(shards: list[str], patterns: hub_card.Patterns, where: str) -> tuple[list[str], Callable[[str], str]]:
+    """Return the shards that a README.md declares, and the function that tells the split of each."""
+    declared = hub_card.splits_of(shards, patterns)
+    if not declared:
+        first = next((pattern for _, group in patterns for pattern in group), "")
+        raise DatasetError(
+            f"the README.md of {where} declares files ({first}), and no shard is one of them: name the files in the path, or say "
+            "`split: all` in the source for every shard"
+        )
+    return list(declared), lambda name: declared[name] or split_of(name)
 
 
 def _relative(files: Sequence[str], root: str) -> list[str]:

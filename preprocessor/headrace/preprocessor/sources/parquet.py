@@ -105,6 +105,8 @@ class ParquetShard(Shard):
             fields = cells.to_pylist()[0]
         except UnicodeDecodeError as err:
             raise BadSampleError(Reason.ENCODING_ERROR, f"a string cell is not UTF-8: {err.reason}") from err
+        except (ValueError, OverflowError, pa.ArrowException) as err:  # a date out of Python's range, or with nanoseconds
+            raise BadSampleError(Reason.SCHEMA_ERROR, f"a cell has no value in Python, cast its column: {err}") from err
         return Record(key=key, fields=fields, load=_no_files)
 
     def close(self) -> None:

@@ -64,6 +64,7 @@ class JinjaTemplate:
         """
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
+        del environment.filters["random"], environment.globals["lipsum"]  # sequences are the same in every process
         environment.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _clock_of(today),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,18 @@ def test_avif_frames_are_counted_and_not_believed_from_the_container() -> None:
     assert avif.pixel_bytes(data, 9, 6) > 900
     both = encoded(Image.merge("RGBA", (*COLOUR.split(), COLOUR.convert("L"))), "AVIF")
     assert avif.pixel_bytes(both, 90, 60) > avif.pixel_bytes(data, 90, 60)
+
+
+def test_an_avif_with_two_directories_or_very_many_parts_is_damaged() -> None:
+    data = encoded(COLOUR, "AVIF")
+    for extents in (0, 65_535):
+        places = struct.pack(">BBHBBH", 0, 0, 0, 0, 0x10, 1) + struct.pack(">HHBH", 1, 0, 1, extents)
+        directory = bytes(4) + struct.pack(">I4s", 8 + len(places), b"iloc") + places
+        hidden = data + struct.pack(">I4s", 8 + len(directory), b"meta") + directory
+        with pytest.raises(BadSampleError, match=r"corrupt_media: .* has two of one box"):
+            avif.pixel_bytes(hidden, 90, 60)
+    with pytest.raises(BadSampleError, match=r"corrupt_media: .* has 65535 parts"):
+        list(avif._item_places(places))
 
 
 @pytest.mark.parametrize("brand", [b"avis", b"heic", b"mif1", b"isom"])

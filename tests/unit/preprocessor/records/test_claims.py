@@ -61,11 +61,37 @@ def test_a_picture_that_the_annotation_does_not_name_is_refused() -> None:
     assert "the member jpg" in refusal({"txt": "a", "images": None}, ("jpg",))
 
 
-@pytest.mark.parametrize("field", ["mask", "seg_map", "depth", "image2", "image_2", "target_image"])
+@pytest.mark.parametrize("field", ["mask", "seg_map", "depth", "image2", "image_2", "target_image", "image_b", "reference_image"])
 def test_another_picture_beside_the_used_one_is_refused(field: str) -> None:
     fields = {"caption": "a cat", "image": "a.jpg", field: "b/a.jpg"}
     assert f"nothing uses 'b/a.jpg', which {field} names" in refusal(fields)
     assert shown(fields, ignore=(field,)) == shown(fields, images="image") == ["Image", "Text"]
+
+
+@pytest.mark.parametrize(
+    ("turn", "field"),
+    [
+        ({"content": "?", "image_path": "a.jpg"}, "messages[0].image_path"),
+        ({"content": "?", "attachments": ["a.jpg"]}, "messages[0].attachments"),
+        ({"content": "?", "media": [{"path": "a.mp4"}]}, "messages[0].media"),
+        ({"content": [{"type": "text", "text": "?", "image_path": "a.jpg"}]}, "messages[0].content[0].image_path"),
+    ],
+)
+def test_a_medium_that_a_turn_names_beside_its_words_is_refused(turn: dict[str, Any], field: str) -> None:
+    fields = {"messages": [{"role": "user", **turn}, {"role": "assistant", "content": "red"}]}
+    assert f"nothing uses what {field} holds" in refusal(fields)
+    assert shown(fields, ignore=(field.rpartition(".")[2],)) == ["Text", "Text"]
+
+
+@pytest.mark.parametrize("field", ["image_id", "imageId", "video_ids"])
+def test_a_text_about_a_medium_that_is_elsewhere_is_refused(field: str) -> None:
+    assert f"the medium of which {field} speaks" in refusal({"caption": "A man.", field: 17})
+    assert shown({"caption": "A man.", field: 17}, ignore=(field,)) == ["Text"]
+    assert shown({"caption": "A man.", "image": "a.jpg", field: 17}) == ["Image", "Text"]
+
+
+def test_a_map_of_pictures_is_seen() -> None:
+    assert "nothing uses what pictures holds" in refusal({"caption": "A man.", "pictures": [("front", b"j")]})
 
 
 @pytest.mark.parametrize("field", ["file_name", "image_path", "original", "source_url"])
@@ -152,7 +178,7 @@ def test_a_field_that_holds_or_names_a_medium_that_nothing_uses_is_named(fields:
             "status": "success",
         },
         {"id": "coco/0001", "source": "a.b", "license": "CC-BY 4.0", "title": "How image files work.jpg, explained"},
-        {"image_id": 17, "image_width": 640, "width": 640, "video_id": 3, "similarity": 0.3, "nsfw": None},
+        {"image_width": 640, "width": 640, "similarity": 0.3, "nsfw": None},
         {"image": [], "video": None, "videos": [], "file_name": "", "img": {"bytes": None, "path": None}},
         {"tokens": [1, 2], "meta": {"title": "A barn", "scores": [[0.5]]}, "language": "en", "url": "https://example.org/a.pdf"},
         {"code": "iVBORw0KGgo", "path": "/9j/short"},

@@ -78,4 +78,7 @@ def test_a_list_of_turns_may_be_json_in_a_string(key: str) -> None:
 def test_a_string_that_is_not_a_list_in_json_stays_refused_and_a_caption_a_caption() -> None:
     for text in ("[1, 2", '{"a": 1}', "What?", ""):
         assert "texts: expected a list" in refusal({"texts": text})
-    assert said({"caption": '["a", "b"]'}) == ['document: ["a", "b"]']
+    assert "caption is a list of 2 captions, in JSON: name one" in refusal({"caption": '["a", "b"]'})
+    assert said({"caption": '["a", "b"]'}, text="caption.1") == ["document: b"]
+    assert "txt is a list of 1 objects, not a text" in refusal({"txt": '[{"role": "user", "content": "?"}]'})
+    assert said({"text": '["a", "b"]'}) == ['document: ["a", "b"]']

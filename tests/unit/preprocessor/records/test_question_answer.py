@@ -58,8 +58,8 @@ def test_an_instructions_input_is_in_a_line_behind_it() -> None:
 
 
 def test_a_text_that_has_the_answer_goes_before_a_question() -> None:
-    fields = {"text": "2 + 3 = 5", "question": "2 + 3?", "answer": "5"}
-    assert said(fields) == ["document: 2 + 3 = 5"]
+    fields = {"text": "2 + 3? 5", "question": "2 + 3?", "answer": "5"}
+    assert said(fields) == ["document: 2 + 3? 5"]
     assert said({**fields, "text": "Sums."}, text="text") == ["document: Sums."]
     assert said(fields, ignore=("text",)) == said(fields, question="question", answer="answer") == TURNS
 
@@ -98,6 +98,12 @@ def test_a_mapping_that_makes_no_sense_is_refused_at_submission(mapping: dict[st
         (asked("?", "6", kto_tag=False), "kto_tag says whether the answer is a good one"),
         ({"question": "?", "A": "5", "B": "6", "answer": "A"}, "question may not be understood without A"),
         ({"question": "?", "opa": "5", "opb": "6", "answer": "5"}, "question may not be understood without opa"),
+        ({"text": "It is 5.", "question": "How much is it?", "answer": "5"}, "nothing says whether text is learnt or answer"),
+        ({"text": "OCR: 5", "question": "?", "answers": ["5"]}, "nothing says whether text is learnt or answers"),
+        (asked("?", chosen="5", rejected="6"), "chosen and rejected are a preference"),
+        (asked("?", history=[["a", "b"]]), "history has no place in a template"),
+        ({"prompt": "?", "completion": "6", "label": "False"}, "label says whether the answer is a good one"),
+        ({"messages": ["How are you?", "Fine."]}, "messages: expected turns that say who speaks, got strings"),
         ({"text": "Sums.", "question": "?", "answer": "5"}, "nothing says whether text is learnt or answer, the answer to"),
         ({"question": "?", "answer": 5}, "answer: expected a string, got int"),
         ({"question": ["?"], "answer": "5"}, "question: expected a string, got list"),

@@ -264,7 +264,8 @@ GERMAN = {"config_name": "de", "data_files": [{"split": "train", "path": "de/**"
         ([ENGLISH | {"config_name": "default"}, GERMAN], ["en/0.parquet"]),
         ([{"config_name": "en", "data_dir": "en", "data_files": "*.parquet"}], ["en/0.parquet"]),
         ([{"config_name": "en", "data_files": {"train": ["en/0.parquet", "de/0.parquet"]}}], ["de/0.parquet", "en/0.parquet"]),
-        ([{"config_name": "en", "data_files": "gone/*"}], ["de/0.parquet", "de/x/1.parquet", "en/0.parquet"]),
+        ([{"config_name": "en", "data_files": "de"}], ["de/0.parquet", "de/x/1.parquet"]),
+        ([{"config_name": "en", "data_dir": "en", "default": True}, {"config_name": "de", "data_dir": "de"}], ["en/0.parquet"]),
         ([{"config_name": "en", "data_files": 5}], ["de/0.parquet", "de/x/1.parquet", "en/0.parquet"]),
     ],
 )
@@ -304,7 +305,9 @@ def test_a_card_that_names_ever_so_many_patterns_or_itself(tmp_path: Path) -> No
     (tmp_path / "README.md").write_text(card({"data_files": [f"*{number}" for number in range(65)]}))
     assert "has 65 patterns of files, more than 64" in refusal(folder)
     (tmp_path / "README.md").write_text(card({"data_files": [f"{number}.parquet" for number in range(9999)]}))
-    assert taken(folder) == ["a.parquet"]
+    assert "declares files (0.parquet), and no shard is one of them" in refusal(folder)
+    (tmp_path / "README.md").write_text(card({"data_files": "/".join(["**", "x"] * 20)}))
+    assert "a pattern of more than 32 parts" in refusal(folder)
     laughs = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}'] * 9) if n else 'ha'}]\n" for n in range(30))
     (tmp_path / "README.md").write_text(
         f"---\n{laughs}configs:\n- {{config_name: *x29, data_dir: *x29, data_files: a.parquet}}\n---\n"

@@ -208,7 +208,10 @@ def test_records_are_those_that_were_written(
     separator, suffix = kind
     text = csv_text([["text", "image"], *records], separator, end)
     path = written(tmp_path_factory.mktemp("csv") / f"a.{suffix}", text)
-    expected = [{"text": first or None, "image": second or None} for first, second in records]
+    expected: list[Any] = [{"text": first or None, "image": second or None} for first, second in records]
+    if separator == "\t":
+        joined = [any(mark in "".join(record) for mark in "\t\n") for record in records]
+        expected = [Reason.SCHEMA_ERROR if is_joined else row for is_joined, row in zip(joined, expected, strict=True)]
     assert rows(path) == expected
     assert damage(path) == []
 
