@@ -100,6 +100,8 @@ def _check_unused(
     unused_media.check_members(record, {medium.lower() for medium in media if isinstance(medium, str)}, settled, spec)
     used = {*(key_path.field_of(record.fields, path) for path in parsed.paths), *(found.field for found in listed.values())}
     unused_media.check_fields(record, used, taken, settled, spec)
+    if any(isinstance(medium, str) for medium in (*own[MediaKind.AUDIO], *listed[MediaKind.AUDIO].whole)):
+        unused_media.check_whole(record.fields, spec)
     names = {medium for medium in media if isinstance(medium, str)}
     for path in parsed.paths if any(turn.role is not Role.DOCUMENT for turn in parsed.turns) else ():
         value = key_path.find(record.fields, path)

@@ -57,6 +57,7 @@ _ENCODED = (
 )  # fmt: skip
 """What the files of media begin with in base64, or in a data URL."""
 _LEAST_ENCODED = 128  # characters: no name of a file looks like that by chance
+_BEGINNINGS = ("offset", "start", "start_time", "begin", "begin_time")
 _SAID = frozenset(("user", "assistant", "value", "content"))
 """Fields of a turn that hold its words."""
 _OF_PARTS = frozenset((
@@ -123,6 +124,18 @@ def check_fields(
             kind = _named_kind(field, leaf)
             if kind and kind not in settled and (kind not in taken or _ANOTHER.search(field)):
                 raise _unused(f"{leaf[:80]!r}, which {name} names", name, kind)
+
+
+def check_whole(fields: Mapping[str, Any], spec: MappingSpec) -> None:
+    """Raise BadSampleError with schema_error if the fields say that only a part of the recording that they name is meant."""
+    for name in _BEGINNINGS:
+        value = fields.get(name)
+        if isinstance(value, int | float) and value > 0 and name not in spec.ignore:
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                f"the recording is meant from its {name} {value:g} on, and parts of recordings are not read: cut them out, or "
+                f"list {name!r} under the mapping's ignore where they are cut already",
+            )
 
 
 def check_turns(field: str, turns: Any, media: Collection[str], spec: MappingSpec) -> None:

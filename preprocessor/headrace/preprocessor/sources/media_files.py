@@ -85,7 +85,8 @@ class _LocalFiles:
         _check_text(name)
         paths = [path for base in self._bases if self._is_inside(path := os.path.normpath(os.path.join(base, name)))]
         if not paths:
-            raise _unsafe(name, "leads outside of the data set; give the folder of its media as the source's media_root")
+            remedy = "name the folder of its media as the source's media_root, or declare it with --data-root"
+            raise _unsafe(name, f"leads outside of the data set; {remedy}")
         for path in paths:
             with contextlib.suppress(_AbsentError):
                 return self._read(path, name)

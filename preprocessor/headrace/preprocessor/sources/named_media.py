@@ -51,7 +51,7 @@ class NamedMedia:
         _ = self.files
 
     def record(self, key: str, fields: dict[str, Any]) -> Record:
-        """Return the record of a row, under the usual names. Raises BadSampleError where a row names a part of a recording."""
+        """Return the record of a row, under the usual names."""
         named = {self._mapping.text, self._mapping.images, self._mapping.audios, *self._mapping.ignore}
         changes: dict[str, str] = {}
         if isinstance(fields.get(_NEMO), str) and self._mapping.audios is None and fields.keys().isdisjoint(("audio", "audios")):
@@ -61,9 +61,6 @@ class NamedMedia:
             if _TEXTS.isdisjoint(fields):
                 changes["transcription"] = "text"
         changes = {name: new for name, new in changes.items() if name in fields and name not in named and new not in fields}
-        if _NEMO in changes and fields.get("offset"):
-            detail = f"the recording begins at its second {fields['offset']}, and parts of recordings are not read: cut them out"
-            raise BadSampleError(Reason.SCHEMA_ERROR, detail)
         fields = {changes.get(name, name): value for name, value in fields.items()}
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 

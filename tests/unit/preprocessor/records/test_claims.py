@@ -90,6 +90,14 @@ def test_a_text_about_a_medium_that_is_elsewhere_is_refused(field: str) -> None:
     assert shown({"caption": "A man.", "image": "a.jpg", field: 17}) == ["Image", "Text"]
 
 
+def test_a_part_of_a_recording_is_not_the_recording() -> None:
+    fields = {"audio": "a.wav", "start": 4.0, "end": 5.5, "text": "later words"}
+    with pytest.raises(BadSampleError, match="schema_error: the recording is meant from its start 4 on"):
+        shown(fields)
+    assert shown(fields, ignore=("start",)) == shown({**fields, "start": 0.0}) == ["Audio", "Text"]
+    assert shown({**fields, "audio": {"bytes": b"s", "path": "a.wav"}}) == ["Audio", "Text"], "in a table it is cut already"
+
+
 def test_a_map_of_pictures_is_seen() -> None:
     assert "nothing uses what pictures holds" in refusal({"caption": "A man.", "pictures": [("front", b"j")]})
 

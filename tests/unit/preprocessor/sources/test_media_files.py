@@ -98,7 +98,7 @@ def test_a_picture_in_two_of_these_folders_is_neither(folder: Path) -> None:
 def test_what_is_missing_is_said_with_the_remedy(folder: Path) -> None:
     with pytest.raises(BadSampleError, match=r"missing_media: no file 'coco/1.jpg' in .*annotations; say .* with media_root"):
         load(folder, "coco/1.jpg")
-    with pytest.raises(BadSampleError, match=r"leads outside of the data set; give the folder .* as the source's media_root"):
+    with pytest.raises(BadSampleError, match=r"leads outside of the data set; name the folder .* as the source's media_root"):
         load(folder, "/mnt/coco/1.jpg")
 
 

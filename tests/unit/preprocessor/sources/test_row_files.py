@@ -326,7 +326,7 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     assert rows(path) == [
         {"audio": "/data/1.wav", "duration": 2.5, "text": "one"},
         {"audio": "2.wav", "duration": 2.5, "offset": 0.0, "text": "two"},
-        Reason.SCHEMA_ERROR,
+        {"audio": "2.wav", "duration": 2.5, "offset": 1.5, "text": "a part"},
         lines[3],
     ]
     assert rows(path, mapping={"audios": "audio_filepath"}) == lines
