@@ -18,7 +18,7 @@ from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR
-from headrace.source_spec import SourceSpec as SourceSpec
+from headrace.source_spec import SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
 from headrace.user_document import SpecSection, parse_json

@@ -23,7 +23,8 @@ from headrace.preprocessor.records.record_to_sample import Text, to_sample
 from headrace.preprocessor.sources import list_shards, open_shard
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry
-from headrace.spec import SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 
 pytestmark = [
     pytest.mark.integration,

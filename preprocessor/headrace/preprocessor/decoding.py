@@ -24,7 +24,8 @@ from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 MediaArrays = tuple[NDArray[np.uint8], NDArray[np.float16]]
 """Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""

@@ -40,7 +40,8 @@ from headrace.preprocessor.sources.open_shards import OpenShards
 from headrace.printable import sendable
 from headrace.quarantine import BadSampleError, Reason, Rejected, rejection_of_killer
 from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 from headrace.transport.base import read_batches
 
 log = logging.getLogger(__name__)

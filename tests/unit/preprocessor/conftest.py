@@ -17,7 +17,8 @@ from PIL import Image
 from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry
-from headrace.spec import JobSpec, SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec, parse_spec
 from tests.http_site import Site, running_site
 
 HOSTILE = Path(__file__).parents[2] / "data" / "hostile"

@@ -16,7 +16,8 @@ from headrace.preprocessor.sources import list_shards, open_shard
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.text import BUNDLED, load_encoder
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 from tests.http_site import Site, running_site
 
 LINE = b'{"caption": "secret", "image": "a.jpg"}\n'

@@ -19,7 +19,8 @@ from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import load_encoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import SCHEMA
-from headrace.spec import JobSpec, SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec, parse_spec
 
 ARRAYS = ("input_ids", "labels", "patches", "image_grids", "mel", "mel_frames")
 TURNS = [{"user": "<image>hear <audio><image>", "assistant": "two and one"}]

@@ -17,7 +17,8 @@ from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import CONTROL_TOKENS, load_encoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import Probe
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 HOSTILE = Path(__file__).parents[2] / "data" / "hostile"
 CASES = {case["case"]: case for case in json.loads((HOSTILE / "expectations.json").read_text())["cases"]}

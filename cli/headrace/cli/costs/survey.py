@@ -24,7 +24,8 @@ from headrace.preprocessor.records.record_to_sample import Text
 from headrace.preprocessor.sources import list_shards
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 MOST_LAYOUTS = 1000  # of records whose uses are remembered
 CHUNK_SAMPLES = 16  # per task of the thread pool: less than a tenth of a second on local disks

@@ -26,7 +26,8 @@ from headrace.preprocessor.sources import Shard
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 _T = TypeVar("_T")
 MAX_TEXT = 200  # characters kept of a field or a segment

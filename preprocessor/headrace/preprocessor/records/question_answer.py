@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
@@ -29,16 +29,12 @@ _OF_INSTRUCTION = ("input", "context")
 """Fields of Alpaca and Dolly that stand in a line of their own behind the instruction."""
 _NEEDED = (
     *_OF_INSTRUCTION, "contexts", "passage", "passages", "paragraph", "article", "document", "documents", "story", "table",
-    "evidence", "history", "dialog", "dialogue", "choices", "options", "hint",
-    "mc_options", "candidates", "ctx", "background",
+    "evidence", "history", "dialog", "dialogue", "choices", "options", "hint", "mc_options", "candidates", "ctx", "background",
 )  # fmt: skip
 """Fields without which a question may not be understood."""
 
 _CHOICE = re.compile(r"[A-F]|op(?:tion)?_?(?:[a-fA-F]|[0-9])|choice_?(?:[a-fA-F]|[0-9])|sol[0-9]|ending_?[0-9]")
 """Names of fields that hold one of several answers to choose from, as in MMBench, MedMCQA, PIQA and HellaSwag."""
-
-_NUMBER = re.compile(r"(?i)(?:image|img|video|audio|clip)_?ids?")
-_MEDIA_WORDS = ("image", "img", "picture", "photo", "audio", "speech", "video")
 
 
 def find_pair(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[str, str] | None:
@@ -107,22 +103,6 @@ def check_answer_is_in(text: str, fields: Mapping[str, Any], spec: MappingSpec) 
             f"nothing says whether {text} is learnt or {answering[0]}, the answer to {asking[0]}: name {text!r} as the mapping's "
             f"text, or list it under its ignore",
         )
-
-
-def check_nothing_to_see(fields: Mapping[str, Any], used: Collection[str], spec: MappingSpec, *, is_pair: bool) -> None:
-    """Raise BadSampleError (unused_media) if a field not in `used` has the number of a medium, for a text that has none.
-
-    Captions and questions about pictures are published without them, with an `image_id`: such a text is not the whole sample.
-    Beside a question and its answer (`is_pair`) any field that speaks of a medium counts.
-    """
-    for name in fields:
-        speaks = any(word in name.lower() for word in _MEDIA_WORDS) if is_pair else bool(_NUMBER.fullmatch(name))
-        if speaks and name not in used and _is_given(name, fields, spec):
-            raise BadSampleError(
-                Reason.UNUSED_MEDIA,
-                f"the text may be about the medium of which {name} speaks: name the field that has it in the mapping's "
-                f"images or audios, or list {name!r} under its ignore",
-            )
 
 
 def _is_given(name: str, fields: Mapping[str, Any], spec: MappingSpec) -> bool:

@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records import key_path, learning, media_lists, placing, question_answer, shapes, unused_media
+from headrace.preprocessor.records import key_path, learning, media_lists, placing, shapes, unused_media
 from headrace.preprocessor.records.draft import MediaKind, Piece
 from headrace.preprocessor.records.media_lists import Listed
 from headrace.preprocessor.records.medium import Medium
@@ -107,4 +107,4 @@ def _check_unused(
         value = key_path.find(record.fields, path)
         unused_media.check_turns(path, key_path.parse_json(value) if isinstance(value, str) else value, names, spec)
     if not media:
-        question_answer.check_nothing_to_see(record.fields, used, spec, is_pair=parsed.is_pair)
+        unused_media.check_elsewhere(record, used, spec, is_pair=parsed.is_pair)

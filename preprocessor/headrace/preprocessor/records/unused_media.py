@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.record import Record, is_absent
 from headrace.quarantine import BadSampleError, Reason
 
 # Formats that no decoder takes are listed too, so that such a sample is refused by name.
@@ -57,6 +57,8 @@ _ENCODED = (
 )  # fmt: skip
 """What the files of media begin with in base64, or in a data URL."""
 _LEAST_ENCODED = 128  # characters: no name of a file looks like that by chance
+_NUMBER = re.compile(r"(?i)(?:image|img|video|audio|clip)_?ids?")
+_SPEAKING = re.compile(r"(?i)image|img|picture|photo|audio|speech|video")
 _BEGINNINGS = ("offset", "start", "start_time", "begin", "begin_time")
 _SAID = frozenset(("user", "assistant", "value", "content"))
 """Fields of a turn that hold its words."""
@@ -100,7 +102,7 @@ def check_members(record: Record, used: Collection[str], settled: Iterable[str],
     known = _NOTES.union(*(_KINDS[kind] for kind in settled))
     for name in record.members:
         if name not in used and _ending(name) not in known and not ignored(name, spec):
-            raise _unused(f"the member {name}", name, _kind_of_name(name))
+            raise _unused(f"the member {name}", name, _takers(_kind_of_name(name)))
 
 
 def check_fields(
@@ -120,10 +122,10 @@ def check_fields(
             continue
         for field, leaf in _leaves(name, value, _DEPTH):
             if not isinstance(leaf, str) or _is_encoded(leaf):
-                raise _unused(f"what {name} holds", name, None)
+                raise _unused(f"what {name} holds", name, _takers(None))
             kind = _named_kind(field, leaf)
             if kind and kind not in settled and (kind not in taken or _ANOTHER.search(field)):
-                raise _unused(f"{leaf[:80]!r}, which {name} names", name, kind)
+                raise _unused(f"{leaf[:80]!r}, which {name} names", name, _takers(kind))
 
 
 def check_whole(fields: Mapping[str, Any], spec: MappingSpec) -> None:
@@ -135,6 +137,22 @@ def check_whole(fields: Mapping[str, Any], spec: MappingSpec) -> None:
                 Reason.SCHEMA_ERROR,
                 f"the recording is meant from its {name} {value:g} on, and parts of recordings are not read: cut them out, or "
                 f"list {name!r} under the mapping's ignore where they are cut already",
+            )
+
+
+def check_elsewhere(record: Record, used: Collection[str], spec: MappingSpec, *, is_pair: bool) -> None:
+    """Raise BadSampleError with unused_media if a field not in `used` has the number of a medium, for a text that has none.
+
+    Captions and questions about pictures are published without them, with an `image_id`: such a text is not the whole sample.
+    Beside a question and its answer (`is_pair`) any field that speaks of a medium counts.
+    """
+    for name, value in record.fields.items():
+        speaks = _SPEAKING.search(name) if is_pair else _NUMBER.fullmatch(name)
+        if speaks and name not in used and name not in spec.ignore and not is_absent(value):
+            raise BadSampleError(
+                Reason.UNUSED_MEDIA,
+                f"the text may be about the medium of which {name} speaks: name the field that has it in the mapping's images or "
+                f"audios, or list {name!r} under its ignore",
             )
 
 
@@ -152,7 +170,7 @@ def check_turns(field: str, turns: Any, media: Collection[str], spec: MappingSpe
             elif value and name not in _OF_PARTS and name not in spec.ignore:
                 for inner, leaf in _leaves(name, value, _DEPTH):
                     if not isinstance(leaf, str) or _is_encoded(leaf) or (_named_kind(inner, leaf) and leaf not in media):
-                        raise _unused(f"what {field}[{index}].{name} holds", name, "turn")
+                        raise _unused(f"what {field}[{index}].{name} holds", name, "")
 
 
 def check_text(text: str, spec: MappingSpec) -> None:
@@ -214,9 +232,14 @@ def _named_kind(field: str, value: str) -> str | None:
     return None if _ending(path) == "pdf" else _kind_of_name(path)
 
 
-def _unused(what: str, name: str, kind: str | None) -> BadSampleError:
-    fields = {"image": "images", "audio": "audios", None: "images or audios"}
-    take = f"name it in the mapping's {fields[kind]}, or " if kind in fields else ""
+def _takers(kind: str | None) -> str:
+    """Return the fields of a mapping that take a kind of media; None: it is not known which kind it is."""
+    return {"image": "images", "audio": "audios", None: "images or audios"}.get(kind, "")
+
+
+def _unused(what: str, name: str, takers: str) -> BadSampleError:
+    """Return the refusal of a medium that the mapping's fields `takers` may take; "" if none can."""
+    take = f"name it in the mapping's {takers}, or " if takers else ""
     return BadSampleError(
         Reason.UNUSED_MEDIA, f"nothing uses {what}: {take}list {name!r} under the mapping's ignore to train without it"
     )

@@ -42,7 +42,7 @@ from headrace.preprocessor.sources.named_media import TableShard
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 __all__ = ["Record", "Shard", "list_shards", "open_shard"]
 

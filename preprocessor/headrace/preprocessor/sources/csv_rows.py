@@ -21,7 +21,7 @@ from headrace.preprocessor.sources.blob import Blob, BlobCache, filesystem, unre
 from headrace.preprocessor.sources.row_files import RowFileShard
 from headrace.preprocessor.sources.unpacked import plain_name
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 _CHUNK_BYTES = 2**20
 

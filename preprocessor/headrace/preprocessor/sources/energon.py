@@ -37,7 +37,7 @@ from headrace.preprocessor.sources.braces import expand_all
 from headrace.preprocessor.sources.splits import ALL
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 META = ".nv-meta"
 MAX_YAML_BYTES = 16 * 2**20  # room for 200,000 shard names; parsing YAML takes a second per megabyte

@@ -25,7 +25,8 @@ from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, forma
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
 from headrace.printable import printable
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 log = logging.getLogger(__name__)
 

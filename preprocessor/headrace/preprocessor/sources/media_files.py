@@ -23,7 +23,7 @@ from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
 from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, unreadable_error
 from headrace.preprocessor.sources.energon import parse_selection
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 # Errors of the system that are the sample's fault, because its path names nothing readable; others (EIO, EMFILE) are not.
 _ABSENT = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP))

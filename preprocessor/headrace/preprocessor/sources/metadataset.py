@@ -22,7 +22,8 @@ from typing import Any
 from headrace.errors import DatasetError, HeadraceError
 from headrace.preprocessor.sources.blob import filesystem, read_file
 from headrace.preprocessor.sources.energon import MAX_YAML_BYTES, Selection, load_yaml, parse_selection, selection_of
-from headrace.spec import JobSpec, SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec, parse_spec
 
 SUFFIXES = (".yaml", ".yml")
 MAX_DEPTH = 16

@@ -20,7 +20,7 @@ from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_E
 from headrace.preprocessor.sources.base import Shard
 from headrace.preprocessor.sources.media_files import MediaFiles, media_files
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 _METADATA = ("metadata.jsonl", "metadata.csv", "metadata.json", "metadata.parquet")
 _FILE = "file_name"

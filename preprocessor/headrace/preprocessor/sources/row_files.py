@@ -12,7 +12,7 @@ from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.preprocessor.sources.named_media import NamedMedia
 from headrace.preprocessor.sources.unpacked import CODECS, unpack
 from headrace.quarantine import BadSampleError, Rejected
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 
 class RowFileShard(Shard):

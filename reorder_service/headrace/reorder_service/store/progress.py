@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 MIN_JUDGED = 100  # samples of a source before its share of bad ones is judged
 

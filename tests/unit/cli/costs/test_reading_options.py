@@ -15,7 +15,8 @@ from headrace.cli.demo import demo
 from headrace.cli.main import _parse, main
 from headrace.errors import UserError
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
-from headrace.spec import JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import JobSpec
 
 JOB: dict[str, Any] = {
     "name": "films",

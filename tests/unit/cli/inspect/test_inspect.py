@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import soundfile
 from PIL import Image
 
 from headrace.cli.main import main
+from tests.unit.cli.inspect.tars import write_tar
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "data"
 
@@ -34,14 +34,6 @@ def recording(seconds: float) -> bytes:
 
 def talk(question: str, answer: str = "Yes.") -> bytes:
     return json.dumps({"texts": [{"user": question, "assistant": answer}]}).encode()
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +14,13 @@ import yaml
 from PIL import Image
 
 from headrace.cli.main import main
+from tests.unit.cli.inspect.tars import write_tar
 
 
 def picture() -> bytes:
     data = io.BytesIO()
     Image.new("RGB", (56, 56), (90, 120, 30)).save(data, "PNG")
     return data.getvalue()
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.sample import LABEL_IGNORED, SampleRef
 from headrace.spec import ImageSpec, load_spec_yaml
 from headrace.text_spec import TextSpec
+from tests.unit.cli.inspect.tars import write_tar
 
 LEARNT, REFUSED = {(252, 220, 203), (246, 195, 167)}, (179, 38, 30)
 IMAGE_CHIP, AUDIO_CHIP = (18, 128, 122), (106, 76, 147)
@@ -49,14 +49,6 @@ TOKENS = st.lists(
 def colours(picture: Image.Image) -> set[tuple[int, ...]]:
     packed = np.unique(np.asarray(picture.convert("RGB"), np.int64) @ [1 << 16, 1 << 8, 1]).tolist()
     return {(colour >> 16, colour >> 8 & 255, colour & 255) for colour in packed}
-
-
-def write_tar(path: Path, members: dict[str, bytes]) -> None:
-    with tarfile.open(path, "w") as archive:
-        for name, data in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Text, to_sample
 from headrace.preprocessor.sources import open_shard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 from tests.unit.preprocessor.conftest import WriteTar
 
 CHAT = [{"role": "user", "content": "<image>what?"}, {"role": "assistant", "content": "this"}]

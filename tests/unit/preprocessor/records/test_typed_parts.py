@@ -13,7 +13,7 @@ import pytest
 
 from headrace.preprocessor.records.record_to_sample import Image, to_sample
 from headrace.preprocessor.sources import open_shard
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from tests.unit.preprocessor.conftest import WriteTar
 from tests.unit.preprocessor.records.conversing import asked, refusal, said
 

@@ -18,7 +18,7 @@ from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.sources.arrow_stream import ArrowShard
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from tests.http_site import Site
 
 RECORDS = [

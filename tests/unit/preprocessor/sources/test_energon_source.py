@@ -16,7 +16,8 @@ from headrace.preprocessor.records.record_to_sample import Sample, Text, to_samp
 from headrace.preprocessor.sources import Shard, braces, list_shards, open_shard
 from headrace.preprocessor.sources.braces import expand_braces
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 
 ENERGON = Path(__file__).parents[3] / "data" / "energon" / "captions"
 

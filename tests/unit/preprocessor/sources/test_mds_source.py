@@ -26,7 +26,8 @@ from headrace.preprocessor.sources import list_shards, open_shard
 from headrace.preprocessor.sources.mds import MdsShard
 from headrace.preprocessor.sources.mds_columns import decoder
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import ImageSpec, SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import ImageSpec, parse_spec
 
 MDS = Path(__file__).parents[3] / "data" / "mds"
 CAPTIONS = MDS / "captions"

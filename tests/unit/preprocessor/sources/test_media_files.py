@@ -12,7 +12,7 @@ from headrace.errors import DatasetError
 from headrace.preprocessor.access import Access, granting
 from headrace.preprocessor.sources.media_files import media_files
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from tests.http_site import Site
 
 

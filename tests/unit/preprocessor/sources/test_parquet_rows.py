@@ -26,7 +26,7 @@ from headrace.preprocessor.sources.blob import Blob, Fill
 from headrace.preprocessor.sources.cache import ShardCache, default_cache
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from tests.http_site import PATIENCE_S
 from tests.unit.preprocessor.sources.test_shard_cache import files_of_at_most
 

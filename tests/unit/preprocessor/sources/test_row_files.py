@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headrace.preprocessor.sources import Shard, json_array, open_shard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 
 def opened(path: Path, **fields: Any) -> Shard:

@@ -21,7 +21,7 @@ from headrace.errors import DatasetError, UserError
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.sources.cache import ShardCache, default_cache
 from headrace.preprocessor.sources.parquet import ParquetShard
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from tests.http_site import Site
 from tests.unit.preprocessor.sources.cache_world import Moved, held, put
 

@@ -24,7 +24,8 @@ from headrace.preprocessor.sources.blob import LocalBlob
 from headrace.preprocessor.sources.mds_columns import decoder
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec, parse_spec
+from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 from tests.unit.preprocessor.conftest import WriteTar
 
 MIB = 2**20
@@ -36,7 +37,7 @@ from pathlib import Path
 import numpy, pyarrow
 from headrace.errors import DatasetError
 from headrace.quarantine import BadSampleError
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 from headrace.preprocessor.sources import open_shard
 in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (in_use + 256 * 2**20, resource.RLIM_INFINITY))

@@ -20,7 +20,7 @@ from headrace.errors import DatasetError
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 WriteTar = Callable[..., Path]
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from headrace.reorder_service.store.progress import Amounts, Progress, StepRecord, added, beyond_limit
-from headrace.spec import SourceSpec
+from headrace.source_spec import SourceSpec
 
 
 def test_sums_grow_step_by_step() -> None:

@@ -9,7 +9,8 @@ from torch.nn import functional
 from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.sample import LABEL_IGNORED
-from headrace.spec import AudioSpec, ImageSpec, JobSpec, SourceSpec
+from headrace.source_spec import SourceSpec
+from headrace.spec import AudioSpec, ImageSpec, JobSpec
 from headrace.trainer.loading.collate import collate
 from headrace.trainer.models.loss import token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, build_model
