@@ -7,6 +7,7 @@ characters, and knows no clock: the date is the one that the job names, so that 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -25,6 +26,8 @@ from headrace.quarantine import BadSampleError, Reason
 
 MAX_STEPS = 1_000_000
 """Most rounds of loops and calls of macros for one sample: a conversation of 1,000 turns takes some thousands a rendering."""
+_MOST_EXPONENT = 64
+_WIDE = re.compile(r"%[^%a-zA-Z]*(?:[0-9]{5,}|\*)")  # a format of a width of five digits or more, or one that is an argument
 _STEP, _MARKS = "_headrace_step", "_headrace_marks"  # names in the context of a rendering
 
 
@@ -62,7 +65,7 @@ class JinjaTemplate:
 
         Raises SpecError if the source is no Jinja.
         """
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _to_json
         del environment.filters["random"], environment.globals["lipsum"]  # sequences are the same in every process
         environment.globals |= {
@@ -115,6 +118,25 @@ class JinjaTemplate:
         except Exception as err:  # templates raise what Python raises for what they do with the data
             raise BadSampleError(Reason.SCHEMA_ERROR, f"the chat template refuses the conversation: {_told(err)}") from err
         return _unmarked("".join(written), marks)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which no product or formatted string is huge: a short template could ask for gigabytes."""
+
+    intercepted_binops = frozenset(("*", "**", "%"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sequences = [side for side in (left, right) if isinstance(side, str | list | tuple)]
+        if operator == "*" and sequences:
+            numbers = [side for side in (left, right) if isinstance(side, int)]
+            is_huge = bool(numbers) and len(sequences[0]) * numbers[0] > MAX_STEPS
+        elif operator == "%":
+            is_huge = isinstance(left, str) and _WIDE.search(left) is not None
+        else:
+            is_huge = operator == "**" and isinstance(right, int) and abs(right) > _MOST_EXPONENT
+        if is_huge:
+            raise TemplateError(f"{operator} would make more than {MAX_STEPS} of something")
+        return super().call_binop(context, operator, left, right)
 
 
 class _Generation(Extension):

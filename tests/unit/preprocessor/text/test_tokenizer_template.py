@@ -158,6 +158,10 @@ def test_a_job_has_variables_for_its_template(tmp_path: Path) -> None:
         "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         "{% for a in range(10 ** 9) %}{% endfor %}",
+        "{% set a = 'a' * 10 ** 10 %}",
+        "{% set a = (range(9999) | list * 9999) | sort %}",
+        "{% set a = 9 ** 99 %}",
+        "{% set a = '%9999999999d' % 1 %}",
         "{% include 'a' %}",
     ],
 )
