@@ -102,7 +102,13 @@ def _pipeline(batch: Batch) -> Callable[[], float]:
     plan = StepPlan(
         strategy="by hand", seed=0, topology=planned, replicas=[[Microbatch(units={LLM: samples}) for samples in batch]]
     )
-    return lambda: step.run(Routes(plan, topology.replicas), lambda portion: batch[portion.samples], LEARNING_RATE).loss
+
+    def run() -> float:
+        routes = Routes(plan, topology.replicas)
+        feed = step.prepare.feed(routes, lambda portion: batch[portion.samples])
+        return step.run(routes, feed, LEARNING_RATE).loss
+
+    return run
 
 
 def _plain(batch: Batch) -> Callable[[], float]:

@@ -16,6 +16,8 @@ from headrace import rpc, trainer
 from headrace.cli.example import example_data
 from headrace.errors import ConflictError, NotFoundError
 from headrace.ledger import ledger_sha256
+from headrace.trainer.pipeline.cargo import Cargo
+from headrace.trainer.pipeline.chunk import Inputs
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.integration.consuming import consume
@@ -228,7 +230,7 @@ def test_a_pipeline_that_catches_up_keeps_no_routes_of_the_steps_between(calm: A
         loader = PipelineLoader(calm.endpoint, job=job, topology=topology, rank=rank, device=torch.device("cpu"))
         loader.load_state_dict(loader.state_dict() | {"step": 3, "content": content})
         with loader:
-            step, _ = next(loader.steps())
+            step, _ = next(loader.steps(lambda *_: Cargo(inputs=[Inputs(num_rows=0)], orders={})))
             first.append(step.index)
             kept.append({step for step in loader._needed if step <= 3})
 

@@ -164,7 +164,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         first_step = checkpoint.step
     parameters = {name: p for stage in stages for name, p in stage.model.named_parameters()}
 
-    def feed(portion: Portion) -> Any:
+    def data_of(portion: Portion) -> Any:
         data = packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
         if not order.packs:
             return data
@@ -174,6 +174,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     results, gradients = [], {}
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
+        feed = step.prepare.feed(routes, data_of)
         if number == 0:
             results.append(step.accumulate(routes, feed))
             gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}

@@ -70,8 +70,8 @@ class TrainStep:
         settings: OptimizerSpec = DEFAULTS,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`model` maps a PackedMicrobatch to a StepLoss. `dtype`: one of PRECISIONS, applied by torch.autocast. `settings`: used
-        for gradient clipping and for steps that are not finite.
+        """`model` maps a PackedMicrobatch on the host to a StepLoss. `dtype`: one of PRECISIONS, applied by torch.autocast.
+        `settings`: used for gradient clipping and for steps that are not finite.
         """
         self._model = model
         self._optimizer = optimizer
@@ -84,9 +84,9 @@ class TrainStep:
         self.discard()
 
     def accumulate(self, microbatch: PackedMicrobatch) -> None:
-        """Add the loss and the gradients of one microbatch, copied to the model's device if it is not there."""
+        """Add the loss and the gradients of one microbatch, which the model copies to its device."""
         with self._autocast:
-            loss = self._model(microbatch.to(self._device))
+            loss = self._model(microbatch)
         if loss.num_targets:
             loss.loss_sum.backward()
         self._loss_sum += loss.loss_sum.detach()

@@ -60,7 +60,7 @@ def vision():
 
 def encode_images(vision, patches, grids):
     tensor = torch.tensor(grids, dtype=torch.int32)
-    return vision(patches, tensor, cumulative(tensor.prod(dim=1)))
+    return vision(patches, vision.layout(tensor, cumulative(tensor.prod(dim=1))))
 
 
 def test_an_image_is_encoded_as_if_it_were_alone(vision):
@@ -99,7 +99,7 @@ def test_packed_convolution_equals_conv1d_per_segment(stride, lengths):
         plain.bias.copy_(packed.linear.bias)
     x = torch.randn(sum(lengths), 3)
     expected = [plain(part.T[None])[0].T for part in x.split(lengths) if len(part)]
-    actual = packed(x, torch.tensor(lengths))
+    actual = packed(x, packed.windows(torch.tensor(lengths)))
     torch.testing.assert_close(actual, torch.cat(expected) if expected else torch.empty(0, 5), atol=1e-5, rtol=1e-5)
 
 
@@ -109,12 +109,16 @@ def audio():
     return AudioEncoder(SHAPE, AudioSpec(mel_bins=4))
 
 
+def encode_recordings(audio, mel, frames):
+    return audio(mel, audio.convolutions(frames), audio.layout(frames))
+
+
 def test_a_recording_is_encoded_as_if_it_were_alone(audio):
     frames = torch.tensor([5, 8, 8, 1, 16], dtype=torch.int32)
     mel = torch.randn(38, 4).half()
-    alone = [audio(part, torch.tensor([len(part)])) for part in mel.split(frames.tolist())]
+    alone = [encode_recordings(audio, part, torch.tensor([len(part)])) for part in mel.split(frames.tolist())]
     assert [len(part) for part in alone] == [3, 4, 4, 1, 8]
-    torch.testing.assert_close(audio(mel, frames), torch.cat(alone), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(encode_recordings(audio, mel, frames), torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 
 def test_a_changed_frame_changes_its_own_recording_only(audio):
@@ -122,7 +126,7 @@ def test_a_changed_frame_changes_its_own_recording_only(audio):
     mel = torch.randn(21, 4).half()
     changed = mel.clone()
     changed[5] += 1  # the first frame of the second recording, beside the last of the first
-    difference = (audio(mel, frames) - audio(changed, frames)).abs().amax(dim=1)
+    difference = (encode_recordings(audio, mel, frames) - encode_recordings(audio, changed, frames)).abs().amax(dim=1)
     assert (difference[3:7] > 0).all()
     assert (difference[:3] == 0).all()
     assert (difference[7:] == 0).all()
@@ -132,7 +136,7 @@ def test_a_changed_frame_changes_its_own_recording_only(audio):
 def test_tokens_per_recording_are_the_frames_over_frames_per_token_rounded_up(frames, group):
     lengths = encoder_frames(torch.tensor(frames, dtype=torch.int32))
     projector = Projector(width_in=4, group=group, width_out=6)
-    tokens = projector(torch.randn(int(lengths.sum()), 4), lengths)
+    tokens = projector(torch.randn(int(lengths.sum()), 4), projector.groups(lengths))
     assert tokens.shape == (sum(-(-count // (2 * group)) for count in frames), 6)
 
 
@@ -141,5 +145,5 @@ def test_the_last_group_is_filled_inside_its_own_segment():
     projector = Projector(width_in=4, group=4, width_out=6)
     lengths = torch.tensor([5, 4, 2])
     features = torch.randn(11, 4)
-    alone = [projector(part, torch.tensor([len(part)])) for part in features.split(lengths.tolist())]
-    torch.testing.assert_close(projector(features, lengths), torch.cat(alone), atol=1e-6, rtol=1e-6)
+    alone = [projector(part, projector.groups(torch.tensor([len(part)]))) for part in features.split(lengths.tolist())]
+    torch.testing.assert_close(projector(features, projector.groups(lengths)), torch.cat(alone), atol=1e-6, rtol=1e-6)

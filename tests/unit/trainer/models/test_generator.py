@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from headrace.spec import JobSpec
-from headrace.trainer.loading.collate import collate
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.generator import Flow, Generator
 from headrace.trainer.models.multimodal import MultimodalModel, build_model
 
@@ -26,6 +26,10 @@ def generator(model: MultimodalModel) -> Generator:
 
 def of(rows, make_batch):
     return collate([make_batch(rows)], patch_values=12, mel_bins=4)
+
+
+def drawn(generator: Generator, batch: PackedMicrobatch) -> Flow:
+    return generator.flow(batch.patches, generator.layout(batch))
 
 
 def test_every_image_token_is_a_target_beside_those_of_the_text(model, mixed_rows, make_batch):
@@ -52,8 +56,8 @@ def test_the_loss_and_its_gradient_do_not_depend_on_how_samples_are_packed(model
 
 def test_time_and_noise_are_of_the_sample(generator, mixed_rows, make_batch):
     """Whatever stands beside it; those of two samples, and the times of two images, differ."""
-    together = generator.flow(of(mixed_rows, make_batch))
-    alone = generator.flow(of([mixed_rows[3]], make_batch))
+    together = drawn(generator, of(mixed_rows, make_batch))
+    alone = drawn(generator, of([mixed_rows[3]], make_batch))
     rows = slice(6, 6 + 8)
     assert torch.equal(together.noisy[rows], alone.noisy)
     assert torch.equal(together.time[rows], alone.time)
@@ -67,7 +71,7 @@ def test_jobs_of_another_seed_draw_other_times_and_noise(mixed_rows, make_batch)
     spec = JobSpec.model_validate({"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}})
     batch = of(mixed_rows, make_batch)
     models = [build_model("tiny-generator", spec, 64, 1, 2, seed, device="meta") for seed in (0, 1, 1)]
-    first, second, again = (model.generator.flow(batch) for model in models)
+    first, second, again = (drawn(model.generator, batch) for model in models)
     assert not set(first.time.tolist()) & set(second.time.tolist())
     assert not torch.equal(first.velocity, second.velocity)
     assert torch.equal(second.time, again.time)
@@ -76,7 +80,7 @@ def test_jobs_of_another_seed_draw_other_times_and_noise(mixed_rows, make_batch)
 
 def test_the_way_is_straight_and_ends_in_the_image(generator, make_row, make_batch):
     batch = of([make_row(4, grids=[(1, 4, 4), (1, 2, 6)])], make_batch)
-    flow = generator.flow(batch)
+    flow = drawn(generator, batch)
     image = flow.noisy - flow.time[:, None] * flow.velocity
     torch.testing.assert_close(image, (batch.patches.float() / 127.5 - 1).view(7, 4 * 12), **CLOSE)
     noise = flow.noisy + (1 - flow.time[:, None]) * flow.velocity
@@ -89,9 +93,9 @@ def test_a_token_sees_its_own_image_and_its_own_condition(generator, make_row, m
     conditions = torch.zeros(8, generator.width)
 
     def hidden(told: torch.Tensor) -> torch.Tensor:
-        x = generator.embed_inputs(generator.flow(batch), told)
+        x = generator.embed_inputs(drawn(generator, batch), told)
         for layer in generator.layers:
-            x = layer(x, *generator.layer_args(batch.image_grids, x.device))
+            x = layer(x, *generator.layer_args(generator.layout(batch)))
         return x
 
     with torch.no_grad():

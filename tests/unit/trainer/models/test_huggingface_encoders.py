@@ -47,9 +47,9 @@ def test_qwens_tower_and_merger_are_those_of_transformers(tmp_path: Path) -> Non
     tower, merger = qwen_vision.qwen_vision(tmp_path, IMAGE, token_width=24)
     for number, unit in enumerate((tower, merger)):
         unit.to_empty(device="cpu").initialise(str(number), 0)
-    patches = random_patches(GRIDS)
+    patches, counts = random_patches(GRIDS), GRIDS.prod(dim=1)
 
-    ours = merger(tower(patches, GRIDS, cumulative(GRIDS.prod(dim=1))), GRIDS.prod(dim=1))
+    ours = merger(tower(patches, tower.layout(GRIDS, cumulative(counts))), merger.groups(counts))
     frame = standardised(patches, "OPENAI_CLIP")
     pixel_values = torch.stack((frame, frame), dim=2).flatten(1)  # channel, frame, row, column
     theirs = original.model.visual(pixel_values, GRIDS.long()).pooler_output
@@ -75,7 +75,7 @@ def test_towers_with_learned_positions_are_those_of_transformers(kind: str, tmp_
     tower.to_empty(device="cpu").initialise("vision", 0)
     patches, counts = random_patches(GRIDS), GRIDS.prod(dim=1)
 
-    ours = tower(patches, GRIDS, cumulative(counts))
+    ours = tower(patches, tower.layout(GRIDS, cumulative(counts)))
     frames = standardised(patches, "OPENAI_CLIP" if kind == "CLIP" else "IMAGENET_STANDARD").split(counts.tolist())
     theirs = torch.cat([alone(original, frame, grid) for frame, grid in zip(frames, GRIDS.tolist(), strict=True)])
     weight = torch.randn_like(theirs)
@@ -110,7 +110,7 @@ def test_whispers_encoder_is_that_of_transformers(tmp_path: Path) -> None:
     encoder.to_empty(device="cpu").initialise("audio", 0)
     mel = torch.randn(int(frames.sum()), 6)
 
-    ours = encoder(mel, frames)
+    ours = encoder(mel, encoder.convolutions(frames), encoder.layout(frames))
     table = original.encoder.embed_positions.weight
     recordings = []
     for recording in mel.split(frames.tolist()):
@@ -132,7 +132,7 @@ def test_a_convolution_of_packed_segments_is_that_of_each_alone() -> None:
     for stride in (1, 2):
         conv = torch.nn.Conv1d(5, 3, 3, stride, padding=1)
         expected = [conv(segment.T[None])[0].T for segment in x.split(lengths.tolist()) if len(segment)]
-        assert_close(whisper.packed_conv(conv, x, lengths), torch.cat(expected))
+        assert_close(whisper.packed_conv(conv, x, whisper.spread_of(conv, lengths)), torch.cat(expected))
 
 
 def test_a_job_that_allows_more_than_whispers_positions_is_refused(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_qwens_merge_and_stills_are_asked_for(tmp_path: Path) -> None:
     tower, merger = qwen_vision.qwen_vision(tmp_path, IMAGE, token_width=25)
     assert merger is None
     with pytest.raises(HeadraceError, match="several frames"):
-        tower.layer_args(torch.tensor([[2, 2, 2]]), torch.tensor([0, 8]), torch.device("cpu"))
+        tower.layout(torch.tensor([[2, 2, 2]]), torch.tensor([0, 8]))
 
 
 def random_patches(grids: Tensor) -> Tensor:

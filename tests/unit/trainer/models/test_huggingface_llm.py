@@ -14,6 +14,7 @@ from torch.nn import functional
 from headrace.errors import UserError
 from headrace.sample import LABEL_IGNORED
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.attention import Segments
 from tests.unit.trainer.models.huggingface_world import assert_close, assert_gradients_match, skeleton, whole
 from tests.verify.batches import VOCAB, make_row, packed
 
@@ -52,7 +53,7 @@ def test_a_packed_microbatch_is_what_transformers_makes_of_each_sample(name: str
     embeddings = model.embed(batch).detach()
     ours, theirs = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
 
-    hidden = model.decoder(ours, batch.position_ids, batch.cu_seqlens)
+    hidden = model.decoder(ours, batch.position_ids, Segments.of(batch.cu_seqlens))
     logits = hidden @ model.decoder.output_weight.T
     loss(logits, batch.labels).backward()
     bounds = batch.cu_seqlens.tolist()

@@ -148,8 +148,9 @@ def compute(rank: int, units: HuggingFaceUnits, folder: Path) -> None:
             slices=dist.group.WORLD,
             initialise=initialise,
         )
-    arrived = {unit: stages[unit](batch(), None, {}).rows for unit in ("vision", "audio")}
-    result = stages["llm"](batch(), None, arrived)
+    inputs = {unit: stage.prepare(batch()) for unit, stage in stages.items()}
+    arrived = {unit: stages[unit](inputs[unit], None, {}).rows for unit in ("vision", "audio")}
+    result = stages["llm"](inputs["llm"], None, arrived)
     result.loss.loss_sum.backward()
     parameters = {name: p for stage in stages.values() for name, p in stage.model.named_parameters()}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}

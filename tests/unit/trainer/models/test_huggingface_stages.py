@@ -140,6 +140,7 @@ def run(stages: list[Stage], batch: PackedMicrobatch, arrived: dict[str, Any]) -
     output = Output()
     for stage in stages:
         x = output.rows
-        assert x is None or x.shape == (stage.num_rows(batch), stage.width)
-        output = stage(batch, x, arrived if x is None else {})
+        inputs = stage.prepare(batch)
+        assert x is None or x.shape == (inputs.num_rows, stage.width)
+        output = stage(inputs, x, arrived if x is None else {})
     return output

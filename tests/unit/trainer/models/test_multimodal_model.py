@@ -12,7 +12,8 @@ from headrace.sample import LABEL_IGNORED
 from headrace.source_spec import SourceSpec
 from headrace.spec import AudioSpec, ImageSpec, JobSpec
 from headrace.trainer.loading.collate import collate
-from headrace.trainer.models.loss import token_loss
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, build_model
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -72,7 +73,7 @@ def test_a_changed_sample_changes_no_other(column, mixed_rows, make_batch, make_
 
 def hidden_states(model, packed):
     with torch.no_grad():
-        return model.decoder(model.embed(packed), packed.position_ids, packed.cu_seqlens)
+        return model.decoder(model.embed(packed), packed.position_ids, Segments.of(packed.cu_seqlens))
 
 
 def test_a_token_sees_nothing_that_follows_it(make_row, make_batch, make_model):
@@ -89,7 +90,7 @@ def test_positions_count_by_their_distance_only(make_row, make_batch, make_model
     with torch.no_grad():
         embeddings = model.embed(packed)
         near, far, stretched = (
-            model.decoder(embeddings, positions, packed.cu_seqlens)
+            model.decoder(embeddings, positions, Segments.of(packed.cu_seqlens))
             for positions in (packed.position_ids, packed.position_ids + 50, packed.position_ids * 3)
         )
     torch.testing.assert_close(near, far, atol=1e-4, rtol=1e-4)
@@ -114,7 +115,7 @@ def test_chunks_of_logits_change_neither_loss_nor_gradient(max_logits):
     labels[[0, 4, 9]] = LABEL_IGNORED
     expected = functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
     wanted = torch.autograd.grad(expected, (hidden, weight))
-    loss = token_loss(hidden, labels, weight, max_logits=max_logits)
+    loss = token_loss(hidden, Targets.of(labels), weight, max_logits=max_logits)
     torch.testing.assert_close(loss, expected, **CLOSE)
     for gradient, want in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
         torch.testing.assert_close(gradient, want, **CLOSE)
@@ -131,7 +132,7 @@ def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_numbe
     def gradients(max_logits, dtype):
         x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
         with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-            loss = token_loss(x, labels, weight, max_logits=max_logits)
+            loss = token_loss(x, Targets.of(labels), weight, max_logits=max_logits)
         return torch.autograd.grad(loss, (x, weight))
 
     rounded = gradients(vocab * tokens // pieces, torch.bfloat16)
@@ -145,8 +146,8 @@ def test_a_loss_in_pieces_does_not_take_the_weight_from_a_later_one():
     hidden, weight = torch.randn(8, 4), torch.randn(16, 4, requires_grad=True)
     labels = torch.zeros(8, dtype=torch.int64)
     with torch.autocast("cpu", torch.bfloat16):
-        token_loss(hidden, labels, weight, max_logits=16)
-        whole = token_loss(hidden, labels, weight)
+        token_loss(hidden, Targets.of(labels), weight, max_logits=16)
+        whole = token_loss(hidden, Targets.of(labels), weight)
     assert torch.autograd.grad(whole, weight)[0].norm() > 0
 
 
@@ -154,7 +155,7 @@ def bytes_kept_for_backward(num_tokens, vocab, max_logits):
     hidden, weight = torch.randn(num_tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        token_loss(hidden, torch.zeros(num_tokens, dtype=torch.int64), weight, max_logits=max_logits)
+        token_loss(hidden, Targets.of(torch.zeros(num_tokens, dtype=torch.int64)), weight, max_logits=max_logits)
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
     return sum(storages.values())
 

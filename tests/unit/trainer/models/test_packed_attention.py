@@ -14,7 +14,7 @@ from headrace.trainer.models.attention import Segments, packed_attention
 
 def segments_of(lengths):
     offsets = torch.tensor([0, *lengths]).cumsum(0).int()
-    return Segments.of(offsets, torch.device("cpu"))
+    return Segments.of(offsets)
 
 
 def by_the_formula(q, k, v, lengths, causal):

@@ -104,7 +104,7 @@ def test_the_llm_gets_every_pack_whole_in_one_portion(
         event = told(step, topology, rank)
         routes = Routes(message_codec.plan_value(event.plan.whole), topology.replicas)
         packs = packs_of(event.plan)
-        feed = StepFeed(routes, place, tickets_of(event.plan, routes, place), packs, None, None)  # type: ignore[arg-type]
+        feed = StepFeed(routes, place, tickets_of(event.plan, routes, place), packs, None, None, None)  # type: ignore[arg-type]
         for portion in routes.portions(place.unit, place.replica):
             of_portion = feed.packs(portion)
             assert [sample for pack in of_portion for sample in pack] == list(portion.samples if place.unit == "llm" else ())

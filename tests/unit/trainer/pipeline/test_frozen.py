@@ -79,7 +79,7 @@ def test_what_is_kept_of_a_frozen_unit_has_no_copy_of_its_weights(checkpointing:
         outputs, sizes = [], []
         with kept_for_backward(stage) as kept, torch.autocast("cpu", BF16):
             for _ in range(IN_FLIGHT):
-                outputs.append(stage(batch, None, tokens_for_the_llm(batch, stage)))
+                outputs.append(stage(stage.prepare(batch), None, tokens_for_the_llm(batch, stage)))
                 sizes.append(sum(kept.values()))
         assert all(output.loss is not None and output.loss.loss_sum.requires_grad for output in outputs)
         growth[frozen] = sizes[-1] - sizes[0]
@@ -92,7 +92,7 @@ def test_a_frozen_encoder_gives_to_the_bit_what_casts_of_it_give() -> None:
     for dtype in (torch.float32, BF16):
         stage = stage_of("vision", dtype, frozen=True)
         with torch.autocast("cpu", BF16):
-            output = stage(batch, None, {})
+            output = stage(stage.prepare(batch), None, {})
         assert output.rows is not None
         output.rows.float().square().sum().backward()
         rows.append(output.rows)
@@ -107,7 +107,7 @@ def test_a_frozen_llm_differs_by_the_rounding_of_its_embeddings() -> None:
     for dtype in (torch.float32, BF16):
         stage = stage_of("llm", dtype, frozen=True)
         with torch.autocast("cpu", BF16):
-            output = stage(batch, None, tokens_for_the_llm(batch, stage))
+            output = stage(stage.prepare(batch), None, tokens_for_the_llm(batch, stage))
         assert output.loss is not None
         losses.append(float(output.loss.loss_sum.detach()))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -96,10 +96,10 @@ def test_a_part_sends_a_gradient_exactly_where_the_one_before_has_a_backward(
 def test_no_graph_is_built_for_stages_below_the_first_layer_that_learns() -> None:
     batch = packed([make_row(number, audio=False) for number in range(4)], "vision")
     first, second = stages_of("vision", {"vision": {"pp": 2, "cuts": [2], "frozen_layers": 2}, "llm": {}, "generator": {}})
-    rows = first(batch, None, {}).rows
+    rows = first(first.prepare(batch), None, {}).rows
     assert rows is not None
     assert not rows.requires_grad
-    output = second(batch, rows, {}).rows
+    output = second(second.prepare(batch), rows, {}).rows
     assert output is not None
     assert output.requires_grad
 

@@ -20,6 +20,7 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.train_step import StepResult
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
 
 SAMPLES = (3, 5, 8, 9)
@@ -46,6 +47,10 @@ def routes() -> Routes:
     return Routes(plan, {"llm": 1})
 
 
+def run(step: PipelineStep, learning_rate: float) -> StepResult:
+    return step.run(routes(), step.prepare.feed(routes(), text_of), learning_rate)
+
+
 def text_of(portion: Portion) -> PackedMicrobatch:
     rows = [make_row(sample, audio=False) for sample in portion.samples]
     for row in rows:
@@ -54,7 +59,7 @@ def text_of(portion: Portion) -> PackedMicrobatch:
 
 
 def test_a_step_learns(step: PipelineStep) -> None:
-    losses = [step.run(routes(), text_of, 1e-3).loss for _ in range(4)]
+    losses = [run(step, 1e-3).loss for _ in range(4)]
     assert losses[-1] < losses[0]
 
 
@@ -70,21 +75,21 @@ def spoilt(step: PipelineStep) -> torch.utils.hooks.RemovableHandle:
 def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep, spoilt: Any) -> None:
     before = [parameter.detach().clone() for parameter in step.parameters]
     with pytest.raises(HeadraceError, match=r"\(loss nan, .* in a microbatch of the samples 8, 9; it is not committed"):
-        step.run(routes(), text_of, 1e-2)
+        run(step, 1e-2)
     spoilt.remove()
     assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
     assert all(parameter.grad is None for parameter in step.parameters)
-    assert step.run(routes(), text_of, 1e-2).num_targets > 0
+    assert run(step, 1e-2).num_targets > 0
 
 
 @pytest.mark.parametrize("step", [OptimizerSpec(on_nan="skip", max_skips_in_row=2)], indirect=True)
 def test_a_skipped_step_changes_nothing_and_its_samples_are_known(step: PipelineStep, spoilt: Any) -> None:
     before = [parameter.detach().clone() for parameter in step.parameters]
-    assert [step.run(routes(), text_of, 1e-2).skipped for _ in range(2)] == [1, 2]
+    assert [run(step, 1e-2).skipped for _ in range(2)] == [1, 2]
     assert step.non_finite_samples == [8, 9]
     assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
     assert not any(step.optimizer.state(parameter) for parameter in step.parameters)
     with pytest.raises(HeadraceError, match="the 2 before it were skipped as well"):
-        step.run(routes(), text_of, 1e-2)
+        run(step, 1e-2)
     spoilt.remove()
-    assert step.run(routes(), text_of, 1e-2).skipped == 0
+    assert run(step, 1e-2).skipped == 0

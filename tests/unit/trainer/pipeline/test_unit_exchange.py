@@ -10,7 +10,7 @@ import torch
 from headrace.spec import parse
 from headrace.trainer.pipeline.routes import Handover, Portion
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_order
+from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_order, orders_of
 
 FROM, INTO = Portion("vision", 1, 0, 0, (1, 2, 3)), Portion("llm", 0, 0, 0, (3, 1, 2))
 RANGES = {3: range(2), 1: range(2, 5), 2: range(5, 9)}
@@ -64,4 +64,4 @@ def test_what_could_not_be_decoded_has_no_rows_and_a_handover_without_rows_is_no
 def test_rows_of_all_handovers_come_into_the_order_of_the_samples(parts: list[tuple[int, ...]]) -> None:
     handovers = [arriving(*samples) for samples in parts]
     arrived = [torch.tensor([[row] for sample in samples for row in RANGES[sample]]) for samples in parts]
-    assert in_order(handovers, arrived)["vision"].flatten().tolist() == list(range(9))
+    assert in_order(handovers, arrived, orders_of(handovers))["vision"].flatten().tolist() == list(range(9))

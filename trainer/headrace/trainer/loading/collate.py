@@ -146,6 +146,11 @@ def cumulative(lengths: Tensor) -> Tensor:
     return torch.from_numpy(_offsets(lengths.numpy()))
 
 
+def places(lengths: Tensor) -> Tensor:
+    """Return the place of each element in its segment, (sum of the lengths,), from the (n,) lengths of the segments."""
+    return torch.arange(int(lengths.sum())) - torch.repeat_interleave(cumulative(lengths)[:-1], lengths)
+
+
 def _offsets(lengths: NDArray[np.integer]) -> NDArray[np.int32]:
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segments:
-    """Boundaries of the segments (samples, images, recordings) of a packed sequence, made once per forward for all layers."""
+    """Boundaries of the segments (samples, images, recordings) of a packed sequence, made once per microbatch for all layers."""
 
     lengths: tuple[int, ...]
     """Length of each segment, on the host: loops and kernel launches need plain numbers."""
@@ -22,9 +22,9 @@ class Segments:
     """(n + 1,) int32 offsets of the segments, on the device of the sequence."""
 
     @classmethod
-    def of(cls, cu_seqlens: Tensor, device: torch.device) -> Self:
-        """Make segments from (n + 1,) offsets on the host, for a sequence on `device`."""
-        return cls(lengths=tuple(cu_seqlens.diff().tolist()), cu_seqlens=cu_seqlens.to(device, non_blocking=True))
+    def of(cls, cu_seqlens: Tensor) -> Self:
+        """Make segments from (n + 1,) offsets on the host; `to_device` brings them to a sequence on another device."""
+        return cls(lengths=tuple(cu_seqlens.diff().tolist()), cu_seqlens=cu_seqlens)
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool) -> Tensor:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from headrace.model_shape import TransformerShape
 from headrace.spec import AudioSpec
-from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.loading.collate import cumulative, places
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import encoder_blocks
-from headrace.trainer.models.rotary import Rotation, rotation
+from headrace.trainer.models.rotary import rotation
 
 STRIDE = 2  # mel frames per encoder frame: the stride of the second convolution
 _THETA = 10_000.0  # Su et al. 2021
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordingLayout:
+    """Where the frames of packed recordings lie, for the layers. R: encoder frames."""
+
+    positions: Tensor
+    """(R,) int64: place of each frame in its recording."""
+    segments: Segments
+    """One for each recording."""
 
 
 class AudioEncoder(nn.Module):
@@ -29,33 +42,51 @@ class AudioEncoder(nn.Module):
         self.layers = encoder_blocks(shape)
         self.norm = nn.LayerNorm(shape.width)
 
-    def forward(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """Encode all recordings. `mel_frames`: (A,) frames of each recording, on the host."""
-        x = self.embed_inputs(mel, mel_frames)
-        layer_args = self.layer_args(mel_frames, x.device)
+    def forward(self, mel: Tensor, convolutions: Any, layout: Any) -> Tensor:
+        """Encode all recordings. `convolutions`, `layout`: from the methods of these names, on the device of `mel`."""
+        x = self.embed_inputs(mel, convolutions)
+        layer_args = self.layer_args(layout)
         for layer in self.layers:
             x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
-    def embed_inputs(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
-        """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
-        dtype = self.conv1.linear.weight.dtype
-        x = functional.gelu(self.conv1(mel.to(dtype), mel_frames))
-        return functional.gelu(self.conv2(x, mel_frames)).to(dtype)
+    def convolutions(self, mel_frames: Tensor) -> Any:
+        """Return what `embed_inputs` needs to know of recordings of these (A,) mel frames, on the host as they are."""
+        return tuple(conv.windows(mel_frames) for conv in (self.conv1, self.conv2))
 
-    def layer_args(self, mel_frames: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """Return what every layer takes besides its hidden states: rotary angles and segments, one per recording."""
+    def embed_inputs(self, mel: Tensor, convolutions: Any) -> Tensor:
+        """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
+        first, second = convolutions
+        dtype = self.conv1.linear.weight.dtype
+        x = functional.gelu(self.conv1(mel.to(dtype), first))
+        return functional.gelu(self.conv2(x, second)).to(dtype)
+
+    def layout(self, mel_frames: Tensor) -> Any:
+        """Return the layout of recordings of these (A,) mel frames for the layers, on the host as they are."""
         lengths = encoder_frames(mel_frames)
-        cu_seqlens = cumulative(lengths)
-        positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(cu_seqlens[:-1], lengths)
-        angles = rotation(positions[:, None].to(device, non_blocking=True), self.head_dim, theta=_THETA)
-        return angles, Segments.of(cu_seqlens, device)
+        return RecordingLayout(positions=places(lengths), segments=Segments.of(cumulative(lengths)))
+
+    def layer_args(self, layout: Any) -> tuple[Any, ...]:
+        """Return what every layer takes besides its hidden states, from a layout on the device: rotary angles and segments."""
+        return rotation(layout.positions[:, None], self.head_dim, theta=_THETA), layout.segments
 
 
 def encoder_frames(mel_frames: Tensor) -> Tensor:
     """Return the number of encoder frames of each recording: ceil(frames / 2)."""
     return (mel_frames + STRIDE - 1) // STRIDE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ConvWindows:
+    """What a convolution of packed segments sees of them. L: elements."""
+
+    has_previous: Tensor
+    """(L, 1) bool: whether the element before is of the same segment."""
+    has_next: Tensor
+    """(L, 1) bool: whether the element behind is of the same segment."""
+    kept: Tensor | None
+    """(sum of ceil(length / stride),) int64: the elements that the stride does not skip; None: all."""
 
 
 class PackedConv(nn.Module):
@@ -69,15 +100,15 @@ class PackedConv(nn.Module):
         self.stride = stride
         self.linear = nn.Linear(3 * channels_in, channels_out)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """Convolve each segment of x (L, in). `lengths`: (n,) of the segments, on the host."""
-        starts = cumulative(lengths)[:-1]
-        place = torch.arange(len(x)) - torch.repeat_interleave(starts, lengths)
+    def windows(self, lengths: Tensor) -> ConvWindows:
+        """Return the windows of segments of these (n,) lengths, on the host as they are."""
+        place = places(lengths)
         left = torch.repeat_interleave(lengths, lengths) - place
-        has_previous = (place > 0).to(x.device, non_blocking=True)[:, None]
-        has_next = (left > 1).to(x.device, non_blocking=True)[:, None]
-        windows = torch.cat((x.roll(1, 0) * has_previous, x, x.roll(-1, 0) * has_next), dim=1)
-        if self.stride > 1:
-            windows = windows[(place % self.stride == 0).nonzero().squeeze(1).to(x.device, non_blocking=True)]
-        output: Tensor = self.linear(windows)
+        kept = (place % self.stride == 0).nonzero().squeeze(1) if self.stride > 1 else None
+        return ConvWindows(has_previous=(place > 0)[:, None], has_next=(left > 1)[:, None], kept=kept)
+
+    def forward(self, x: Tensor, windows: ConvWindows) -> Tensor:
+        """Convolve each segment of x (L, in), with its windows on the device of x."""
+        seen = torch.cat((x.roll(1, 0) * windows.has_previous, x, x.roll(-1, 0) * windows.has_next), dim=1)
+        output: Tensor = self.linear(seen if windows.kept is None else seen[windows.kept])
         return output

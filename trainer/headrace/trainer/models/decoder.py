@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from headrace.model_shape import TransformerShape
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks, rms_norm
-from headrace.trainer.models.rotary import Rotation, rotation
+from headrace.trainer.models.rotary import rotation
 
 _THETA = 500_000.0  # Llama 3
 
@@ -29,18 +31,18 @@ class Decoder(nn.Module):
         self.norm = rms_norm(shape.width)
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
 
-    def forward(self, embeddings: Tensor, position_ids: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Return the normed hidden states. `position_ids` (T,) is on the device, `cu_seqlens` (n + 1,) on the host."""
+    def forward(self, embeddings: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
+        """Return the normed hidden states. `position_ids` (T,) and `segments`, one per sample, are on the device."""
         x = embeddings
-        layer_args = self.layer_args(position_ids, cu_seqlens)
+        layer_args = self.layer_args(position_ids, segments)
         for layer in self.layers:
             x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
-    def layer_args(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Rotation, Segments]:
+    def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample."""
-        return rotation(position_ids[:, None], self.head_dim, theta=_THETA), Segments.of(cu_seqlens, position_ids.device)
+        return rotation(position_ids[:, None], self.head_dim, theta=_THETA), segments
 
     @property
     def output_weight(self) -> Tensor:

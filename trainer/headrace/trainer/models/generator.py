@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
-from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, places
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.noise import normal, numbers, uniform
 from headrace.trainer.models.rotary import Rotation, rotation
 from headrace.trainer.models.vision_encoder import centred, patch_positions
 
@@ -36,6 +37,20 @@ class Flow:
     """(L,) float32 from 0, the image, to 1, the noise; the same for all tokens of an image."""
     velocity: Tensor
     """(L, values) float32, what the generator is to predict: noise - image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GeneratorLayout:
+    """Where the L image tokens of a microbatch lie, and what is drawn for them."""
+
+    positions: Tensor
+    """(L, 2) int64: row and column of each token in its image."""
+    segments: Segments
+    """One for each image."""
+    time: Tensor
+    """(L,) float32: the time of each token's image (see `Flow`)."""
+    noise_keys: Tensor
+    """(L,) int64: the key of each token's noise."""
 
 
 class Generator(nn.Module):
@@ -56,11 +71,11 @@ class Generator(nn.Module):
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, self.values)
 
-    def forward(self, microbatch: PackedMicrobatch, conditions: Tensor) -> Tensor:
-        """Return the loss summed over all image tokens, a float32 scalar. The microbatch must have at least one image."""
-        flow = self.flow(microbatch)
+    def forward(self, patches: Tensor, layout: GeneratorLayout, conditions: Tensor) -> Tensor:
+        """Return the loss summed over all image tokens, a float32 scalar. There must be at least one image."""
+        flow = self.flow(patches, layout)
         x = self.embed_inputs(flow, conditions)
-        layer_args = self.layer_args(microbatch.image_grids, x.device)
+        layer_args = self.layer_args(layout)
         for layer in self.layers:
             x = layer(x, *layer_args)
         return self.loss(x, flow)
@@ -73,25 +88,35 @@ class Generator(nn.Module):
         """Return the number of rows, the image tokens, in the hidden states between layers."""
         return int(image_cu_seqlens[-1]) // self.group
 
-    def flow(self, microbatch: PackedMicrobatch) -> Flow:
-        """Draw times and noise for the images of a microbatch, and mix the images with the noise.
+    def layout(self, microbatch: PackedMicrobatch) -> GeneratorLayout:
+        """Return the layout of the images of a microbatch, with what is drawn for them, on the host.
 
-        Both follow from the job's seed and the sample's id alone: every process draws the same, in any microbatch and as often
-        as it likes.
+        Times and noise follow from the job's seed, the sample's id and the place in the sample alone: every process draws the
+        same, in any microbatch and as often as it likes.
         """
-        lengths = self.token_counts(microbatch.image_cu_seqlens.diff())
-        times, noises = [], []
-        for sample, images in zip(
-            microbatch.sample_ids.tolist(), torch.split(lengths, microbatch.images_per_sample.tolist()), strict=True
-        ):
-            digest = hashlib.blake2b(f"{self.seed}/{sample}".encode(), digest_size=8).digest()
-            dice = torch.Generator().manual_seed(int.from_bytes(digest))
-            times.append(torch.rand(len(images), generator=dice))
-            noises.append(torch.randn(int(images.sum()), self.values, generator=dice))
-        image = centred(microbatch.patches, torch.float32).view(-1, self.values)
-        time = torch.repeat_interleave(torch.cat(times), lengths).to(image.device, non_blocking=True)
-        noise = torch.cat(noises).to(image.device, non_blocking=True)
-        return Flow(noisy=torch.lerp(image, noise, time[:, None]), time=time, velocity=noise - image)
+        lengths, images = self.token_counts(microbatch.image_cu_seqlens.diff()), microbatch.images_per_sample
+        sample_keys = torch.tensor([self._key(sample) for sample in microbatch.sample_ids.tolist()], dtype=torch.int64)
+        time_keys = torch.repeat_interleave(sample_keys, images)
+        of_sample = torch.repeat_interleave(torch.arange(len(images)), images)
+        tokens = torch.zeros(len(images), dtype=torch.int64).index_add_(0, of_sample, lengths.long())
+        noise_keys = torch.repeat_interleave(sample_keys, tokens)
+        grids = microbatch.image_grids // torch.tensor([1, self.merge, self.merge])
+        return GeneratorLayout(
+            positions=patch_positions(grids, merge=1),
+            segments=Segments.of(cumulative(lengths)),
+            time=torch.repeat_interleave(uniform(numbers(~time_keys, places(images))), lengths),
+            noise_keys=numbers(noise_keys, places(tokens)),
+        )
+
+    def _key(self, sample: int) -> int:
+        digest = hashlib.blake2b(f"{self.seed}/{sample}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, signed=True)
+
+    def flow(self, patches: Tensor, layout: GeneratorLayout) -> Flow:
+        """Draw the noise of all images, and mix them with it. `patches` and `layout` are on the same device."""
+        image = centred(patches, torch.float32).view(-1, self.values)
+        noise = normal(layout.noise_keys, self.values)
+        return Flow(noisy=torch.lerp(image, noise, layout.time[:, None]), time=layout.time, velocity=noise - image)
 
     def embed_inputs(self, flow: Flow, conditions: Tensor) -> Tensor:
         """Return the input of the first layer: (L, width)."""
@@ -101,11 +126,9 @@ class Generator(nn.Module):
         x: Tensor = self.embed(flow.noisy.to(dtype)) + self.time(waves.to(dtype)) + conditions
         return x.to(dtype)
 
-    def layer_args(self, image_grids: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """Return the rotary angles and segments, one per image, that every layer takes. `image_grids` (I, 3) is on the host."""
-        grids = image_grids // torch.tensor([1, self.merge, self.merge])
-        positions = patch_positions(grids, merge=1).to(device, non_blocking=True)
-        return rotation(positions, self.head_dim, theta=_THETA), Segments.of(cumulative(grids.prod(dim=1)), device)
+    def layer_args(self, layout: GeneratorLayout) -> tuple[Rotation, Segments]:
+        """Return the rotary angles and segments, one per image, that every layer takes."""
+        return rotation(layout.positions, self.head_dim, theta=_THETA), layout.segments
 
     def loss(self, x: Tensor, flow: Flow) -> Tensor:
         """Return the loss, a scalar, from the last layer's output x (L, width).

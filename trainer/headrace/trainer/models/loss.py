@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,21 +25,36 @@ class StepLoss:
     """Number of targets: the text tokens that carry loss plus, with a generator, the image tokens."""
 
 
-def token_loss(hidden: Tensor, labels: Tensor, output_weight: Tensor, *, max_logits: int = MAX_LOGITS) -> Tensor:
-    """Return the sum of the cross entropies at the positions whose label is not LABEL_IGNORED, a float32 scalar.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Targets:
+    """The n tokens of a packed sequence that carry loss."""
 
-    hidden: (T, width); labels: (T,) int64, `labels[t]` predicted from `hidden[t]`; output_weight: (vocab, width). Logits exist
-    for at most `max_logits / vocab` tokens at a time; if that is fewer than all, the backward pass recomputes them.
+    rows: Tensor
+    """(n,) int64: the positions that predict them."""
+    ids: Tensor
+    """(n,) int64: the tokens."""
+
+    @classmethod
+    def of(cls, labels: Tensor) -> Self:
+        """Find the targets in (T,) int64 labels, where `labels[t]` is predicted at t. To be called on the host, which waits."""
+        rows = (labels != LABEL_IGNORED).nonzero().squeeze(1)
+        return cls(rows=rows, ids=labels[rows])
+
+
+def token_loss(hidden: Tensor, targets: Targets, output_weight: Tensor, *, max_logits: int = MAX_LOGITS) -> Tensor:
+    """Return the sum of the cross entropies of the targets, a float32 scalar.
+
+    hidden: (T, width); output_weight: (vocab, width). Logits exist for at most `max_logits / vocab` tokens at a time; if that is
+    fewer than all, the backward pass recomputes them.
     """
-    rows = (labels != LABEL_IGNORED).nonzero().squeeze(1)
-    targets = labels[rows]
+    predicting = hidden[targets.rows]
     chunk = max(1, max_logits // output_weight.shape[0])
-    if len(rows) <= chunk:
-        logits = functional.linear(hidden[rows], output_weight)
-        return functional.cross_entropy(logits.float(), targets, reduction="sum")
+    if len(predicting) <= chunk:
+        logits = functional.linear(predicting, output_weight)
+        return functional.cross_entropy(logits.float(), targets.ids, reduction="sum")
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    loss: Tensor = _ChunkedCrossEntropy.apply(hidden[rows], targets, output_weight, chunk, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedCrossEntropy.apply(predicting, targets.ids, output_weight, chunk, dtype)  # type: ignore[no-untyped-call]
     return loss
 
 

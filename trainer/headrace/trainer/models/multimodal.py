@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import zlib
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +17,44 @@ from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.spec import AudioSpec, ImageSpec, JobSpec
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.device_copy import to_device
+from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
 from headrace.trainer.models.decoder import Decoder
 from headrace.trainer.models.generator import Generator
-from headrace.trainer.models.loss import StepLoss, token_loss
-from headrace.trainer.models.projector import Projector
+from headrace.trainer.models.loss import StepLoss, Targets, token_loss
+from headrace.trainer.models.projector import Groups, Projector
 from headrace.trainer.models.vision_encoder import VisionEncoder
 
 # Llama-3.2-1B and 3B and Qwen2.5-3B (width 3072 at most) tie embedding and head; Qwen2.5-7B and Llama-3-8B do not.
 _WIDEST_TIED = 3072
 _INIT_STD = 0.02  # GPT-2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageInputs:
+    """What the image tokens of a microbatch are made of."""
+
+    patches: Tensor
+    """(P, 3 * patch * patch) uint8."""
+    layout: Any
+    """From `VisionEncoder.layout`."""
+    groups: Groups
+    """Patches that become one token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AudioInputs:
+    """What the audio tokens of a microbatch are made of."""
+
+    mel: Tensor
+    """(F, bins) float16."""
+    convolutions: Any
+    """From `AudioEncoder.convolutions`."""
+    layout: Any
+    """From `AudioEncoder.layout`."""
+    groups: Groups
+    """Encoder frames that become one token."""
 
 
 class MultimodalModel(nn.Module):
@@ -67,55 +97,83 @@ class MultimodalModel(nn.Module):
             self.generator = Generator(shape.generator, image, seed=seed)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
-        """Return the summed loss of a microbatch on the model's device. With a generator every image token is a target too.
+        """Return the summed loss of a microbatch. With a generator every image token is a target too.
 
-        Modules without input are not called, so their parameters keep a gradient of None. Without any target the loss is a
-        constant 0. Raises HeadraceError where placeholders and media tokens differ in number.
+        The microbatch is best on the host, where targets and placeholders are found without waiting for the device. Modules
+        without input are not called, so their parameters keep a gradient of None. Without any target the loss is a constant 0.
+        Raises HeadraceError where placeholders and media tokens differ in number.
         """
+        device = self.decoder.output_weight.device
         num_generated = 0 if self.generator is None else self.generator.num_rows(microbatch.image_cu_seqlens)
         if microbatch.num_targets + num_generated == 0:
-            return StepLoss(loss_sum=torch.zeros((), device=microbatch.input_ids.device), num_targets=0)
+            return StepLoss(loss_sum=torch.zeros((), device=device), num_targets=0)
         embeddings = self.embed(microbatch)
-        hidden = self.decoder(embeddings, microbatch.position_ids, microbatch.cu_seqlens)
-        loss_sum = token_loss(hidden, microbatch.labels, self.decoder.output_weight)
+        sequence = microbatch.position_ids, Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels)
+        position_ids, segments, targets = to_device(sequence, device)
+        hidden = self.decoder(embeddings, position_ids, segments)
+        loss_sum = token_loss(hidden, targets, self.decoder.output_weight)
         if self.generator is not None and num_generated:
-            loss_sum = loss_sum + self.generator(microbatch, self.conditions(hidden, microbatch.input_ids))
+            images = microbatch.patches, self.generator.layout(microbatch), self.placeholders("vision", microbatch.input_ids)
+            patches, layout, rows = to_device(images, device)
+            loss_sum = loss_sum + self.generator(patches, layout, self.conditions(hidden, rows))
         return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets + num_generated)
 
     def embed(self, microbatch: PackedMicrobatch) -> Tensor:
         """Return the decoder's input (T, width): token embeddings, with media tokens in place of their placeholders."""
         ids = microbatch.input_ids
+        rows = self.placeholders("vision", ids), self.placeholders("audio", ids)
+        inputs = ids, rows, self.image_inputs(microbatch), self.audio_inputs(microbatch)
+        ids, (image_rows, audio_rows), images, recordings = to_device(inputs, self.decoder.embed.weight.device)
         x: Tensor = self.decoder.embed(ids)
-        x = fill_placeholders(x, ids == self.image_token_id, self.image_tokens(microbatch), "image")
-        return fill_placeholders(x, ids == self.audio_token_id, self.audio_tokens(microbatch), "audio")
+        x = fill_placeholders(x, image_rows, None if images is None else self.image_tokens(images), "image")
+        return fill_placeholders(x, audio_rows, None if recordings is None else self.audio_tokens(recordings), "audio")
 
-    def image_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
-        """Return the projected tokens (t, LLM's width) of all images in order; None without images."""
+    def placeholders(self, encoder: str, input_ids: Tensor) -> Tensor:
+        """Return the rows (t,) int64 of (T,) input ids where tokens of `encoder`, "vision" or "audio", belong."""
+        token = self.image_token_id if encoder == "vision" else self.audio_token_id
+        return (input_ids == token).nonzero().squeeze(1)
+
+    def image_inputs(self, microbatch: PackedMicrobatch) -> ImageInputs | None:
+        """Return what `image_tokens` takes, with its layout on the host; None without images."""
         if not len(microbatch.patches):
             return None
-        features = self.vision(microbatch.patches, microbatch.image_grids, microbatch.image_cu_seqlens)
-        tokens: Tensor = self.vision_projector(features, microbatch.image_cu_seqlens.diff())
+        return ImageInputs(
+            patches=microbatch.patches,
+            layout=self.vision.layout(microbatch.image_grids, microbatch.image_cu_seqlens),
+            groups=self.vision_projector.groups(microbatch.image_cu_seqlens.diff()),
+        )
+
+    def image_tokens(self, images: ImageInputs) -> Tensor:
+        """Return the projected tokens (t, LLM's width) of all images in order."""
+        tokens: Tensor = self.vision_projector(self.vision(images.patches, images.layout), images.groups)
         return tokens
 
-    def conditions(self, hidden: Tensor, input_ids: Tensor) -> Tensor:
-        """Return the generator's conditions (t, its width) for all image tokens, from the decoder's output (T, width)."""
+    def conditions(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Return the generator's conditions (t, its width) for the image tokens at `rows` of the decoder's output (T, width)."""
         assert self.generator_projector is not None, "the model has a generator"
-        rows = (input_ids == self.image_token_id).nonzero().squeeze(1)
-        conditions: Tensor = self.generator_projector(hidden[rows], torch.tensor([len(rows)]))
+        conditions: Tensor = self.generator_projector(hidden[rows], Groups(num_rows=len(rows), rows=None))
         return conditions
 
-    def audio_tokens(self, microbatch: PackedMicrobatch) -> Tensor | None:
-        """Return the projected tokens (t, LLM's width) of all recordings in order; None without recordings."""
+    def audio_inputs(self, microbatch: PackedMicrobatch) -> AudioInputs | None:
+        """Return what `audio_tokens` takes, with its layout on the host; None without recordings."""
         if not len(microbatch.mel):
             return None
-        features = self.audio(microbatch.mel, microbatch.mel_frames)
-        tokens: Tensor = self.audio_projector(features, encoder_frames(microbatch.mel_frames))
+        return AudioInputs(
+            mel=microbatch.mel,
+            convolutions=self.audio.convolutions(microbatch.mel_frames),
+            layout=self.audio.layout(microbatch.mel_frames),
+            groups=self.audio_projector.groups(encoder_frames(microbatch.mel_frames)),
+        )
+
+    def audio_tokens(self, recordings: AudioInputs) -> Tensor:
+        """Return the projected tokens (t, LLM's width) of all recordings in order."""
+        features = self.audio(recordings.mel, recordings.convolutions, recordings.layout)
+        tokens: Tensor = self.audio_projector(features, recordings.groups)
         return tokens
 
 
-def fill_placeholders(x: Tensor, is_placeholder: Tensor, tokens: Tensor | None, what: str) -> Tensor:
-    """Return x (T, width) with its placeholder rows replaced by `tokens`, in order. Raises HeadraceError if the counts differ."""
-    rows = is_placeholder.nonzero().squeeze(1)
+def fill_placeholders(x: Tensor, rows: Tensor, tokens: Tensor | None, what: str) -> Tensor:
+    """Return x (T, width) with the rows `rows` replaced by `tokens`, in order. Raises HeadraceError if the counts differ."""
     count = 0 if tokens is None else len(tokens)
     if len(rows) != count:
         raise HeadraceError(

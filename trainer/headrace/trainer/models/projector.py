@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from headrace.trainer.loading.collate import cumulative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Groups:
+    """Where the features of packed segments go, so that each segment is whole groups. L: features."""
+
+    num_rows: int
+    """Number of rows with the padding."""
+    rows: Tensor | None
+    """(L,) int64: the row of each feature, all others being padding; None where no segment needs any."""
 
 
 class Projector(nn.Module):
@@ -23,9 +35,12 @@ class Projector(nn.Module):
         self.up = nn.Linear(group * width_in, group * width_in)
         self.down = nn.Linear(group * width_in, width_out)
 
-    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Project all segments. `lengths`: (n,) of the segments, on the host."""
-        joined = self._pad_groups(self.norm(features), lengths).view(-1, self.group * features.shape[1])
+    def forward(self, features: Tensor, groups: Groups) -> Tensor:
+        """Project all segments. `groups`: from `groups`, on the device of the features."""
+        x = self.norm(features)
+        if groups.rows is not None:
+            x = x.new_zeros(groups.num_rows, x.shape[1]).index_copy(0, groups.rows, x)
+        joined = x.view(-1, self.group * features.shape[1])
         output: Tensor = self.down(functional.gelu(self.up(joined)))
         return output
 
@@ -33,10 +48,11 @@ class Projector(nn.Module):
         """Return the (n,) numbers of tokens that segments of these (n,) lengths become."""
         return (lengths + self.group - 1) // self.group
 
-    def _pad_groups(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def groups(self, lengths: Tensor) -> Groups:
+        """Return the groups of segments of these (n,) lengths, on the host as they are."""
         padded = self.token_counts(lengths) * self.group
         if torch.equal(padded, lengths):
-            return x
+            return Groups(num_rows=int(lengths.sum()), rows=None)
         moved = cumulative(padded)[:-1] - cumulative(lengths)[:-1]
-        rows = torch.arange(len(x)) + torch.repeat_interleave(moved, lengths)
-        return x.new_zeros(int(padded.sum()), x.shape[1]).index_copy(0, rows.to(x.device, non_blocking=True), x)
+        rows = torch.arange(int(lengths.sum())) + torch.repeat_interleave(moved, lengths)
+        return Groups(num_rows=int(padded.sum()), rows=rows)

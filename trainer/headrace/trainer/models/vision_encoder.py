@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -9,9 +12,19 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import encoder_blocks
-from headrace.trainer.models.rotary import Rotation, rotation
+from headrace.trainer.models.rotary import rotation
 
 _THETA = 10_000.0  # Su et al. 2021; also Qwen2-VL's vision tower
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImageLayout:
+    """Where the patches of packed images lie, for the layers. P: patches."""
+
+    positions: Tensor
+    """(P, 2) int64: row and column of each patch in its image."""
+    segments: Segments
+    """One for each image."""
 
 
 class VisionEncoder(nn.Module):
@@ -30,10 +43,10 @@ class VisionEncoder(nn.Module):
         self.layers = encoder_blocks(shape)
         self.norm = nn.LayerNorm(shape.width)
 
-    def forward(self, patches: Tensor, image_grids: Tensor, image_cu_seqlens: Tensor) -> Tensor:
-        """Encode all images. `image_grids` (I, 3) and `image_cu_seqlens` (I + 1,) are on the host."""
+    def forward(self, patches: Tensor, layout: Any) -> Tensor:
+        """Encode all images. `layout`: from `layout`, on the device of the patches."""
         x = self.embed_inputs(patches)
-        layer_args = self.layer_args(image_grids, image_cu_seqlens, x.device)
+        layer_args = self.layer_args(layout)
         for layer in self.layers:
             x = layer(x, *layer_args)
         output: Tensor = self.norm(x)
@@ -49,10 +62,13 @@ class VisionEncoder(nn.Module):
         x: Tensor = self.embed(centred(patches, dtype))
         return x.to(dtype)
 
-    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Rotation, Segments]:
-        """Return what every layer takes besides its hidden states: rotary angles and segments, one per image."""
-        positions = patch_positions(image_grids, self.merge).to(device, non_blocking=True)
-        return rotation(positions, self.head_dim, theta=_THETA), Segments.of(image_cu_seqlens, device)
+    def layout(self, image_grids: Tensor, image_cu_seqlens: Tensor) -> Any:
+        """Return the layout of packed images for the layers, on the host as are `image_grids` (I, 3) and the (I + 1,) offsets."""
+        return ImageLayout(positions=patch_positions(image_grids, self.merge), segments=Segments.of(image_cu_seqlens))
+
+    def layer_args(self, layout: Any) -> tuple[Any, ...]:
+        """Return what every layer takes besides its hidden states, from a layout on the device: rotary angles and segments."""
+        return rotation(layout.positions, self.head_dim, theta=_THETA), layout.segments
 
 
 def centred(patches: Tensor, dtype: torch.dtype) -> Tensor:

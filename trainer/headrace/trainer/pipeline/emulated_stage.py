@@ -19,10 +19,11 @@ from headrace.plan import StepPlan
 from headrace.schedule import Kind
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.loss import StepLoss
-from headrace.trainer.pipeline.chunk import Output
+from headrace.trainer.pipeline.cargo import Cargo
+from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.events import Recording
 from headrace.trainer.pipeline.executor import Executor
-from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 
 EMULATED = "EMULATED"
@@ -70,8 +71,9 @@ class EmulatedChunk:
         """Seconds of the weight action that the last backward put off."""
         self._trainable = torch.zeros((), requires_grad=True)
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
-        return data.sample_ids.numel()
+    def prepare(self, data: PackedMicrobatch) -> Inputs:
+        seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
+        return Inputs(num_rows=data.sample_ids.numel(), layers=seconds)
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
@@ -79,10 +81,9 @@ class EmulatedChunk:
     def input_token_counts(self, _: str, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
 
-    def __call__(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
-        seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
-        inputs = [self._trainable, *([hidden] if hidden is not None else arrived.values())]
-        rows: Tensor = _Sleep.apply(self, seconds, self.num_rows(data), *inputs)  # type: ignore[no-untyped-call]
+    def __call__(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+        tensors = [self._trainable, *([hidden] if hidden is not None else arrived.values())]
+        rows: Tensor = _Sleep.apply(self, inputs.layers, inputs.num_rows, *tensors)  # type: ignore[no-untyped-call]
         return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=rows.shape[0])) if self._is_last else Output(rows=rows)
 
     def take_weight_gradients(self) -> Callable[[], None]:
@@ -132,14 +133,13 @@ def emulate(step: EmulatedStep) -> Emulated:
     executor = Executor(topology, place, parts, torch.float32)
     routes = Routes(step.plan, topology.replicas)
     empty = collate(())
-    data = {
-        portion: replace(
-            empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(len(portion.samples), dtype=torch.int32)
-        )
-        for portion in routes.portions(place.unit, place.replica)
-    }
+    cargo: dict[Portion, Cargo] = {}  # made before the step, as in training beside it
+    for portion in routes.portions(place.unit, place.replica):
+        count = len(portion.samples)
+        data = replace(empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(count, dtype=torch.int32))
+        cargo[portion] = executor.prepare(routes, portion, data)
     dist.barrier()
-    executor.run(routes, data.__getitem__)
+    executor.run(routes, cargo.__getitem__)
     executor.wire.flush()
     return Emulated(
         recording=executor.clock.recording(),

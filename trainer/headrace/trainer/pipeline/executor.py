@@ -14,29 +14,38 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
-from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.pipeline.action_clock import ActionClock
+from headrace.trainer.pipeline.cargo import Cargo, CargoMaker, Feed
 from headrace.trainer.pipeline.chunk import Chunk, Output
 from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
 from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
-from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_order, row_ranges
-
-Feed = Callable[[Portion], PackedMicrobatch]
-"""A function that returns the unit's columns of a portion's samples, on the device, without samples that failed to decode."""
+from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Totals:
     """One process's part of a step's loss; empty except on the last stages of the LLM and the generator."""
 
-    loss_sum: float = 0.0
+    loss_sum: Tensor
+    """float64 scalar, on the device: to read it is to wait for the computation of the step."""
     num_targets: int = 0
-    non_finite_samples: list[int] = field(default_factory=list)
-    """Samples of portions whose loss is not finite."""
+    _losses: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
+    """Samples and loss of each portion."""
+
+    def add(self, loss: StepLoss, samples: Sequence[int]) -> None:
+        """Add the loss of a portion with these samples. The host does not wait for it."""
+        loss_sum = loss.loss_sum.detach()
+        self.loss_sum += loss_sum
+        self.num_targets += loss.num_targets
+        self._losses.append((samples, loss_sum))
+
+    def non_finite_samples(self) -> list[int]:
+        """Return the samples of portions whose loss is not finite. Waits for the device: for a step whose loss is not finite."""
+        return [sample for samples, loss in self._losses if not math.isfinite(float(loss)) for sample in samples]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,18 +55,7 @@ class _Held:
     output: Output
     hidden: Tensor | None = None
     arrived: Sequence[Tensor] = ()
-    """Tensors received by the exchanges of `_Cargo.arriving`, in their order; empty except on the unit's first position."""
-
-
-class _Cargo(NamedTuple):
-    """A portion's data and exchanges, kept for all of its actions on this process."""
-
-    data: PackedMicrobatch
-    num_rows: int
-    arriving: Sequence[Exchange]
-    """Exchanges with upstream units; empty except on the unit's first stage."""
-    leaving: Sequence[Exchange]
-    """Exchanges with the downstream unit; empty except on the unit's last stage."""
+    """Tensors received by the exchanges of `Cargo.arriving`, in their order; empty except on the unit's first position."""
 
 
 class _Link(NamedTuple):
@@ -78,7 +76,8 @@ class _Move:
 
     kind: Kind
     portion: int
-    chunk: Chunk
+    chunk: int
+    """Index of the chunk."""
     position: int
     source: _Link | None
     """Message from the adjacent position that the input comes from; None at the unit's end, where it comes by exchanges."""
@@ -113,7 +112,7 @@ class Executor:
         self.chunks = chunks
         self.flow = GradientFlow.of(topology, place.unit)
         self.units_needing_gradient = {unit for unit in topology.units if needs_output_gradient(topology, unit)}
-        self.exchanges = Exchanges(topology, place)
+        self.prepare = CargoMaker(topology, place, chunks)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(chunks[0].device, dtype, group, wait)
@@ -151,13 +150,12 @@ class _Run:
     """The state of one step in progress on one process."""
 
     def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
-        self.totals = Totals()
+        self.totals = Totals(torch.zeros((), dtype=torch.float64, device=executor.chunks[0].device))
         self.clock = ActionClock(executor.place, executor.wire, executor.chunks[0].device)
         self._place, self._flow, self._units_needing_gradient = executor.place, executor.flow, executor.units_needing_gradient
         self._chunks, self._wire, self._peers = executor.chunks, executor.wire, executor.peers
-        self._routes, self._feed, self._exchanges = routes, feed, executor.exchanges
+        self._feed = feed
         self._last = self._flow.num_parts - 1  # the unit's last position
-        self._is_first, self._is_last = self._place.stage == 0, self._place.stage == len(self._peers) - 1
         # From here on a portion is identified by its index in this list.
         self._portions = routes.portions(self._place.unit, self._place.replica)
         self._by_kind = {
@@ -165,7 +163,7 @@ class _Run:
             Kind.BACKWARD: _numbers(portion.backward for portion in self._portions),
         }
         self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
-        self._cargo: dict[int, _Cargo] = {}
+        self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
         self._defers_weights = executor.topology.schedule == ZERO_BUBBLE
@@ -190,7 +188,7 @@ class _Run:
             _Move(
                 kind=action.kind,
                 portion=portion,
-                chunk=chunk,
+                chunk=action.chunk,
                 position=position,
                 source=self._link(action.kind, portion, position, source),
                 target=self._link(action.kind, portion, position, target),
@@ -246,26 +244,19 @@ class _Run:
             hidden = self._wire.receive(*move.source)
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
-            tokens = in_order(cargo.arriving, arrived)
+            tokens = in_order(cargo.arriving, arrived, cargo.orders)
         with self.clock.computing():
-            output = move.chunk(cargo.data, hidden, tokens)
+            output = self._chunks[move.chunk](cargo.inputs[move.chunk], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
-            self._count(output.loss, move.portion)
+            self.totals.add(output.loss, self._portions[move.portion].samples)
         if output.rows is not None and move.target is not None:
             self._wire.send(output.rows, *move.target)
         elif output.rows is not None:
             for exchange in cargo.leaving:
                 rows = output.rows if exchange.is_all_of(output.rows) else output.rows.detach()[exchange.rows]
                 self._send(Kind.FORWARD, exchange, rows)
-
-    def _count(self, loss: StepLoss, portion: int) -> None:
-        loss_sum = float(loss.loss_sum.detach())
-        if not math.isfinite(loss_sum):
-            self.totals.non_finite_samples.extend(self._portions[portion].samples)
-        self.totals.loss_sum += loss_sum
-        self.totals.num_targets += loss.num_targets
 
     def _run_backward(self, move: _Move) -> None:
         held = self._held.pop((move.portion, move.position), None)
@@ -286,7 +277,7 @@ class _Run:
             with self.clock.computing(), self._as_in_forward():
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
-                self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
+                self._deferred_weights[move.portion] = self._chunks[move.chunk].take_weight_gradients()
         if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
@@ -327,24 +318,10 @@ class _Run:
 
     # -- data -----------------------------------------------------------------------------------------------------------
 
-    def _load(self, number: int) -> _Cargo:
+    def _load(self, number: int) -> Cargo:
         with self.clock.waiting_for_data():
-            data = self._feed(self._portions[number])
-        num_rows = self._chunks[0].num_rows(data)
-        arriving = self._arriving(number, data) if num_rows and self._is_first else ()
-        leaving = self._leaving(number, data) if num_rows and self._is_last else ()
-        cargo = self._cargo[number] = _Cargo(data, num_rows, arriving, leaving)
+            cargo = self._cargo[number] = self._feed(self._portions[number])
         return cargo
-
-    def _arriving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
-        handovers = self._routes.into(self._portions[number])
-        units = {handover.source.unit for handover in handovers}
-        ranges = {unit: row_ranges(data, self._chunks[0].input_token_counts(unit, data)) for unit in units}
-        return self._exchanges.arriving(handovers, ranges)
-
-    def _leaving(self, number: int, data: PackedMicrobatch) -> Sequence[Exchange]:
-        handovers = self._routes.out_of(self._portions[number])
-        return self._exchanges.leaving(handovers, row_ranges(data, self._chunks[-1].token_counts(data))) if handovers else ()
 
 
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}

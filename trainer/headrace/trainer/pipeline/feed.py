@@ -19,7 +19,6 @@ from headrace.measured import MeasuredWork
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
-from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
@@ -27,6 +26,7 @@ from headrace.trainer.loading.loader import StepLoader
 from headrace.trainer.loading.pack_ahead import PackAhead
 from headrace.trainer.loading.part_client import FetchedPart
 from headrace.trainer.loading.steps import Step
+from headrace.trainer.pipeline.cargo import Cargo, Prepare
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.transport.base import TRANSPORTS
@@ -51,9 +51,9 @@ class Parts(Protocol):
 
 @dataclass(slots=True, eq=False)
 class StepFeed:
-    """The data of one step for one process: called with a portion, it returns the portion's packed samples.
+    """The data of one step for one process: called with a portion, it returns the portion's cargo.
 
-    While the stage computes a portion, the next one is packed from parts that were fetched ahead.
+    While the stage computes a portion, the next one is packed from parts that were fetched ahead, and prepared for the stage.
     """
 
     routes: Routes
@@ -63,7 +63,9 @@ class StepFeed:
     _packs: Mapping[int, int]
     """Sample -> number of its pack; empty if the job does not pack."""
     _parts: Parts
-    _packing: PackAhead[tuple[StepFeed, Portion], PendingCopy]
+    _packing: PackAhead[tuple[StepFeed, Portion], PendingCopy[Cargo]]
+    prepare: Prepare
+    """Makes the cargo of a packed portion."""
     rejected: list[Rejected] = field(default_factory=list)
     data_wait_s: float = 0.0
     """Seconds that the stage waited for portions that were not packed yet when it asked for them."""
@@ -77,13 +79,13 @@ class StepFeed:
         self._portions = iter(self.routes.portions(self._place.unit, self._place.replica))
         self._to_come = {sample: ticket for ticket, samples in self._samples.items() for sample in samples}
 
-    def __call__(self, portion: Portion) -> PackedMicrobatch:
-        """Return the unit's columns of the portion's samples, in its order, without samples that could not be decoded."""
+    def __call__(self, portion: Portion) -> Cargo:
+        """Return the portion's cargo, on the device, without samples that could not be decoded."""
         began_s = time.perf_counter()
-        packed = self._packing.take((self, portion)).wait()
+        cargo = self._packing.take((self, portion)).wait()
         self.data_wait_s += time.perf_counter() - began_s
         self.announce()
-        return packed
+        return cargo
 
     def announce(self) -> None:
         """Have the next portion packed in the background."""
@@ -153,9 +155,10 @@ class PortionLoader(StepLoader):
     def _on_part_arrived(self) -> None:
         self._portions.start_if_ready()
 
-    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> PendingCopy:
+    def _pack_portion(self, what: tuple[StepFeed, Portion]) -> PendingCopy[Cargo]:
         feed, portion = what
-        return self._copy.begin(self._collate(feed.rows(portion), feed.packs(portion)))
+        data = self._collate(feed.rows(portion), feed.packs(portion))
+        return self._copy.begin(feed.prepare(feed.routes, portion, data))
 
 
 class PipelineLoader(PortionLoader):
@@ -204,11 +207,14 @@ class PipelineLoader(PortionLoader):
         super()._drop_plans()
         self._needed.clear()
 
-    def steps(self) -> Iterator[tuple[Step, StepFeed]]:
-        """Yield the steps until the job's end, each with its data. Commit each one by `commit_fed`."""
+    def steps(self, prepare: Prepare) -> Iterator[tuple[Step, StepFeed]]:
+        """Yield the steps until the job's end, each with its data. Commit each one by `commit_fed`.
+
+        `prepare`: of this process's executor, makes the cargo of a portion.
+        """
         for step in self:
             routes, samples, packs = self._needed.pop(step.index)
-            feed = StepFeed(routes, self._place, samples, packs, self._parts, self._portions)
+            feed = StepFeed(routes, self._place, samples, packs, self._parts, self._portions, prepare)
             feed.announce()
             yield step, feed
 

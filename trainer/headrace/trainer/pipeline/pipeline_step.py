@@ -13,7 +13,8 @@ from torch import nn
 from headrace.measured import MeasuredWork
 from headrace.trainer.gradients import sum_gradients
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.executor import Executor, Feed
+from headrace.trainer.pipeline.cargo import Feed
+from headrace.trainer.pipeline.executor import Executor, Totals
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.stage import Stage
@@ -51,6 +52,8 @@ class PipelineStep:
         self._device = stages[0].device
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
         self._executor = Executor(topology, self.place, stages, dtype)
+        self.prepare = self._executor.prepare
+        """Makes the cargo of portions for the feed of a step."""
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = settings.max_grad_norm
@@ -85,8 +88,8 @@ class PipelineStep:
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
             self._executor.wire.flush()
-        self.non_finite_samples = totals.non_finite_samples
-        loss_sum, num_targets = self._sum(totals.loss_sum, totals.num_targets)
+        loss_sum, num_targets = self._sum(totals)
+        self.non_finite_samples = () if math.isfinite(loss_sum) else totals.non_finite_samples()
         if not num_targets:
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
         return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
@@ -100,12 +103,14 @@ class PipelineStep:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def _sum(self, loss_sum: float, num_targets: int) -> tuple[float, float]:
+    def _sum(self, totals: Totals) -> tuple[float, float]:
         """All-reduce loss and targets over all processes, counting only the first TP slice of a stage, as all have the same."""
-        counts = self.place.slice == 0
-        totals = torch.tensor([loss_sum * counts, num_targets * counts], dtype=torch.float64, device=self._device)
-        dist.all_reduce(totals, group=self.groups.everybody)
-        first, second = totals.tolist()
+        sums = torch.zeros(2, dtype=torch.float64, device=self._device)
+        if self.place.slice == 0:
+            sums[0] += totals.loss_sum
+            sums[1] += totals.num_targets
+        dist.all_reduce(sums, group=self.groups.everybody)
+        first, second = sums.tolist()
         return first, second
 
     def _reduce(self, num_targets: float) -> float:

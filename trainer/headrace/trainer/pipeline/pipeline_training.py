@@ -128,7 +128,7 @@ def _train(
     where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
-    for planned, feed in loader.steps():
+    for planned, feed in loader.steps(step.prepare):
         try:
             result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
-from headrace.trainer.pipeline.chunk import Output
+from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "generator"}
@@ -62,8 +62,20 @@ class Stage(nn.Module, ABC):
         """Return the names of the trunk's modules, besides its layers, that this stage keeps."""
 
     @abstractmethod
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         """Return the number of rows of a portion's hidden states; 0 if the unit has nothing to do for the portion."""
+
+    def prepare(self, data: PackedMicrobatch) -> Inputs:
+        """Return this stage's inputs, on the host as is `data`: the unit's columns of a portion."""
+        num_rows = self._num_rows(data)
+        if not num_rows:
+            return Inputs(num_rows=0)
+        return Inputs(
+            num_rows=num_rows,
+            entry=self._entry_inputs(data) if self.is_first else None,
+            layers=self._layer_inputs(data),
+            end=self._end_inputs(data) if self.is_last else None,
+        )
 
     def token_counts(self, _: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that the last stage makes of each sample for the downstream unit, on the host."""
@@ -73,26 +85,41 @@ class Stage(nn.Module, ABC):
         """Return the (n,) counts of tokens that each sample takes from an upstream unit, on the host."""
         raise AssertionError(f"{unit} is not in front of {self.unit}")
 
-    @abstractmethod
-    def _embed_inputs(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor: ...
+    # What `prepare` puts into `Inputs`, and in the same order what the forward does with it.
 
     @abstractmethod
-    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]: ...
+    def _entry_inputs(self, data: PackedMicrobatch) -> Any: ...
 
     @abstractmethod
-    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output: ...
+    def _layer_inputs(self, data: PackedMicrobatch) -> Any: ...
 
-    def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+    @abstractmethod
+    def _end_inputs(self, data: PackedMicrobatch) -> Any: ...
+
+    @abstractmethod
+    def _embed_inputs(self, entry: Any, arrived: Mapping[str, Tensor]) -> Tensor: ...
+
+    @abstractmethod
+    def _layer_args(self, layers: Any) -> tuple[Any, ...]: ...
+
+    @abstractmethod
+    def _make_output(self, x: Tensor, end: Any) -> Output: ...
+
+    def forward(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         """Return hidden states for the next stage, or on the last stage tokens for the downstream unit and the unit's loss.
 
-        data: this unit's columns of a portion, on the device. hidden: (rows, width) from the stage before, None on the first
-        stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's samples.
+        inputs: of a portion with rows, from `prepare`, on the device. hidden: (rows, width) from the stage before, None on the
+        first stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's
+        samples.
         """
-        x = self._embed_inputs(data, arrived) if hidden is None else hidden.float()
-        layer_args = self._layer_args(data)
+        x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden.float()
+        layer_args = self._layer_args(inputs.layers)
         for layer in self.layers:
-            x = checkpoint(layer, x, *layer_args, use_reentrant=False) if self.checkpointing else layer(x, *layer_args)
-        return self._make_output(x, data) if self.is_last else Output(rows=x)
+            if self.checkpointing:  # no random numbers are drawn again, as there is no dropout
+                x = checkpoint(layer, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, *layer_args)
+        return self._make_output(x, inputs.end) if self.is_last else Output(rows=x)
 
     def defer_weight_gradients(self) -> None:
         """Make backwards leave the weight gradients of linear layers to `take_weight_gradients`. Call it after `freeze`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from torch import Tensor, nn
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import ZERO_BUBBLE
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
+from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import encoder_frames
-from headrace.trainer.models.generator import Generator
-from headrace.trainer.models.loss import StepLoss, token_loss
-from headrace.trainer.models.multimodal import MultimodalModel, fill_placeholders, initialise
-from headrace.trainer.pipeline.chunk import Output
+from headrace.trainer.models.generator import Flow, Generator, GeneratorLayout
+from headrace.trainer.models.loss import StepLoss, Targets, token_loss
+from headrace.trainer.models.multimodal import AudioInputs, ImageInputs, MultimodalModel, fill_placeholders, initialise
+from headrace.trainer.models.projector import Groups
+from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
 from headrace.trainer.pipeline.tensor_parallel import shard
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
@@ -28,17 +31,26 @@ class VisionStage(Stage):
     def _end_modules(self) -> Sequence[str]:
         return ["embed"] * self.is_first + ["norm"] * self.is_last
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         return self.model.vision.num_rows(data.image_cu_seqlens)
 
-    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
-        return self.model.vision.embed_inputs(data.patches)
+    def _entry_inputs(self, data: PackedMicrobatch) -> Tensor:
+        return data.patches
 
-    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.vision.layer_args(data.image_grids, data.image_cu_seqlens, self.device)
+    def _layer_inputs(self, data: PackedMicrobatch) -> Any:
+        return self.model.vision.layout(data.image_grids, data.image_cu_seqlens)
 
-    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
-        return Output(rows=self.model.vision_projector(self.model.vision.norm(x), data.image_cu_seqlens.diff()))
+    def _end_inputs(self, data: PackedMicrobatch) -> Groups:
+        return self.model.vision_projector.groups(data.image_cu_seqlens.diff())
+
+    def _embed_inputs(self, entry: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.vision.embed_inputs(entry)
+
+    def _layer_args(self, layers: Any) -> tuple[Any, ...]:
+        return self.model.vision.layer_args(layers)
+
+    def _make_output(self, x: Tensor, end: Groups) -> Output:
+        return Output(rows=self.model.vision_projector(self.model.vision.norm(x), end))
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         lengths = self.model.vision_projector.token_counts(data.image_cu_seqlens.diff())
@@ -51,21 +63,40 @@ class AudioStage(Stage):
     def _end_modules(self) -> Sequence[str]:
         return ["conv1", "conv2"] * self.is_first + ["norm"] * self.is_last
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         return int(encoder_frames(data.mel_frames).sum())
 
-    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
-        return self.model.audio.embed_inputs(data.mel, data.mel_frames)
+    def _entry_inputs(self, data: PackedMicrobatch) -> tuple[Tensor, Any]:
+        return data.mel, self.model.audio.convolutions(data.mel_frames)
 
-    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.audio.layer_args(data.mel_frames, self.device)
+    def _layer_inputs(self, data: PackedMicrobatch) -> Any:
+        return self.model.audio.layout(data.mel_frames)
 
-    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
-        return Output(rows=self.model.audio_projector(self.model.audio.norm(x), encoder_frames(data.mel_frames)))
+    def _end_inputs(self, data: PackedMicrobatch) -> Groups:
+        return self.model.audio_projector.groups(encoder_frames(data.mel_frames))
+
+    def _embed_inputs(self, entry: tuple[Tensor, Any], _: Mapping[str, Tensor]) -> Tensor:
+        return self.model.audio.embed_inputs(*entry)
+
+    def _layer_args(self, layers: Any) -> tuple[Any, ...]:
+        return self.model.audio.layer_args(layers)
+
+    def _make_output(self, x: Tensor, end: Groups) -> Output:
+        return Output(rows=self.model.audio_projector(self.model.audio.norm(x), end))
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         lengths = self.model.audio_projector.token_counts(encoder_frames(data.mel_frames))
         return _sums(lengths, cumulative(data.recordings_per_sample))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JointEncoderEntry:
+    """What the joint encoders take of a portion."""
+
+    images: ImageInputs | None
+    recordings: AudioInputs | None
+    order: Tensor
+    """(t,) int64: the index, among all image tokens and then all audio tokens, of each token in the order of the samples."""
 
 
 class JointEncoderStage(Stage):
@@ -82,7 +113,7 @@ class JointEncoderStage(Stage):
         self.width = self.token_width = model.decoder.embed.embedding_dim
         prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         return int(data.image_cu_seqlens[-1]) + int(data.mel_frames.sum())
 
     def _end_modules(self) -> Sequence[str]:
@@ -92,19 +123,29 @@ class JointEncoderStage(Stage):
     def layers(self) -> list[nn.Module]:
         return []
 
-    def _layer_args(self, _: PackedMicrobatch) -> tuple[Any, ...]:
-        return ()
-
-    def _make_output(self, x: Tensor, _: PackedMicrobatch) -> Output:
-        return Output(rows=x)
-
-    def _embed_inputs(self, data: PackedMicrobatch, _: Mapping[str, Tensor]) -> Tensor:
-        tokens = [self.model.image_tokens(data), self.model.audio_tokens(data)]
+    def _entry_inputs(self, data: PackedMicrobatch) -> JointEncoderEntry:
         sample = torch.cat(
             [torch.repeat_interleave(torch.arange(len(counts)), counts) for counts in self._counts_by_encoder(data)]
         )
-        order = sample.argsort(stable=True).to(self.device, non_blocking=True)
-        return torch.cat([some for some in tokens if some is not None])[order]
+        order = sample.argsort(stable=True)
+        return JointEncoderEntry(images=self.model.image_inputs(data), recordings=self.model.audio_inputs(data), order=order)
+
+    def _layer_inputs(self, _: PackedMicrobatch) -> None:
+        return None
+
+    def _end_inputs(self, _: PackedMicrobatch) -> None:
+        return None
+
+    def _embed_inputs(self, entry: JointEncoderEntry, _: Mapping[str, Tensor]) -> Tensor:
+        images = [] if entry.images is None else [self.model.image_tokens(entry.images)]
+        recordings = [] if entry.recordings is None else [self.model.audio_tokens(entry.recordings)]
+        return torch.cat(images + recordings)[entry.order]
+
+    def _layer_args(self, _: None) -> tuple[Any, ...]:
+        return ()
+
+    def _make_output(self, x: Tensor, _: None) -> Output:
+        return Output(rows=x)
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         images, recordings = self._counts_by_encoder(data)
@@ -120,6 +161,26 @@ class JointEncoderStage(Stage):
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LlmEntry:
+    """What the LLM's embedding takes of a portion."""
+
+    input_ids: Tensor
+    placeholders: Mapping[str, Tensor]
+    """The rows (t,) int64 where tokens of each encoder belong."""
+    of_encoders: Mapping[str, Tensor]
+    """The rows (t,) int64 of each encoder's tokens among those of the unit "encoder", which has all encoders."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LlmEnd:
+    """What the LLM's head, and the projector to a generator, take of a portion."""
+
+    targets: Targets
+    image_rows: Tensor
+    """(t,) int64: the rows of image tokens."""
+
+
 class LlmStage(Stage):
     """A stage of the LLM's decoder; a row is a token."""
 
@@ -128,40 +189,51 @@ class LlmStage(Stage):
             return ["embed"] * self.is_first
         return ["norm", "embed"] if self.is_tied else ["norm", "head"] + ["embed"] * self.is_first
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         return len(data.input_ids)
 
-    def _embed_inputs(self, data: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
-        x: Tensor = self.model.decoder.embed(data.input_ids).float()
+    def _entry_inputs(self, data: PackedMicrobatch) -> LlmEntry:
+        counts = torch.stack([self.input_token_counts(unit, data) for unit in ENCODERS], dim=1).flatten()
+        kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts)
+        return LlmEntry(
+            input_ids=data.input_ids,
+            placeholders={unit: self.model.placeholders(unit, data.input_ids) for unit in ENCODERS},
+            of_encoders={unit: (kind == number).nonzero().squeeze(1) for number, unit in enumerate(ENCODERS)},
+        )
+
+    def _layer_inputs(self, data: PackedMicrobatch) -> tuple[Tensor, Segments]:
+        return data.position_ids, Segments.of(data.cu_seqlens)
+
+    def _end_inputs(self, data: PackedMicrobatch) -> LlmEnd:
+        return LlmEnd(targets=Targets.of(data.labels), image_rows=self.model.placeholders("vision", data.input_ids))
+
+    def _embed_inputs(self, entry: LlmEntry, arrived: Mapping[str, Tensor]) -> Tensor:
+        x: Tensor = self.model.decoder.embed(entry.input_ids).float()
         if ENCODER in arrived:
-            counts = torch.stack([self.input_token_counts(unit, data) for unit in ENCODERS], dim=1).flatten()
-            kind = torch.repeat_interleave(torch.arange(len(ENCODERS)).repeat(len(data.sample_ids)), counts).to(x.device)
-            arrived = {unit: arrived[ENCODER][kind == number] for number, unit in enumerate(ENCODERS)}
-        for unit in ENCODERS:
-            x = fill_placeholders(x, data.input_ids == self._placeholder(unit), arrived.get(unit), unit)
+            arrived = {unit: arrived[ENCODER][rows] for unit, rows in entry.of_encoders.items()}
+        for unit, rows in entry.placeholders.items():
+            x = fill_placeholders(x, rows, arrived.get(unit), unit)
         return x
 
     def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from an encoder unit, on the host."""
         if unit == ENCODER:
             return self.input_token_counts("vision", data) + self.input_token_counts("audio", data)
-        return _sums((data.input_ids == self._placeholder(unit)).cpu(), data.cu_seqlens)[data.sample_segments]
+        token = self.model.image_token_id if unit == "vision" else self.model.audio_token_id
+        return _sums(data.input_ids == token, data.cu_seqlens)[data.sample_segments]
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return self.input_token_counts("vision", data)
 
-    def _placeholder(self, unit: str) -> int:
-        return self.model.image_token_id if unit == "vision" else self.model.audio_token_id
+    def _layer_args(self, layers: tuple[Tensor, Segments]) -> tuple[Any, ...]:
+        return self.model.decoder.layer_args(*layers)
 
-    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self.model.decoder.layer_args(data.position_ids, data.cu_seqlens)
-
-    def _make_output(self, x: Tensor, data: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, end: LlmEnd) -> Output:
         decoder = self.model.decoder
         hidden = decoder.norm(x)
-        loss = StepLoss(loss_sum=token_loss(hidden, data.labels, decoder.output_weight), num_targets=data.num_targets)
+        loss = StepLoss(loss_sum=token_loss(hidden, end.targets, decoder.output_weight), num_targets=len(end.targets.rows))
         has_behind = self.model.generator_projector is not None
-        return Output(rows=self.model.conditions(hidden, data.input_ids) if has_behind else None, loss=loss)
+        return Output(rows=self.model.conditions(hidden, end.image_rows) if has_behind else None, loss=loss)
 
 
 class GeneratorStage(Stage):
@@ -175,27 +247,36 @@ class GeneratorStage(Stage):
         assert self.model.generator is not None, "the topology was checked"
         return self.model.generator
 
-    def num_rows(self, data: PackedMicrobatch) -> int:
+    def _num_rows(self, data: PackedMicrobatch) -> int:
         return self._generator.num_rows(data.image_cu_seqlens)
+
+    def _entry_inputs(self, _: PackedMicrobatch) -> None:
+        return None
+
+    def _layer_inputs(self, data: PackedMicrobatch) -> tuple[Tensor, GeneratorLayout]:
+        return data.patches, self._generator.layout(data)
+
+    def _end_inputs(self, _: PackedMicrobatch) -> None:
+        return None
 
     def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from the LLM, on the host."""
         assert unit == LLM, "nothing else is in front"
         return _sums(self._generator.token_counts(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
 
-    def forward(self, data: PackedMicrobatch, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
-        """Run the stage, after drawing time and noise once for the unit's entry and its loss (see `Stage.forward`)."""
+    def forward(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
+        """Run the stage, after drawing the noise once for the unit's entry and its loss (see `Stage.forward`)."""
         if self.is_first or self.is_last:
-            self._flow = self._generator.flow(data)
-        return super().forward(data, hidden, arrived)
+            self._flow: Flow = self._generator.flow(*inputs.layers)
+        return super().forward(inputs, hidden, arrived)
 
-    def _embed_inputs(self, _: PackedMicrobatch, arrived: Mapping[str, Tensor]) -> Tensor:
+    def _embed_inputs(self, _: None, arrived: Mapping[str, Tensor]) -> Tensor:
         return self._generator.embed_inputs(self._flow, arrived[LLM])
 
-    def _layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        return self._generator.layer_args(data.image_grids, self.device)
+    def _layer_args(self, layers: tuple[Tensor, GeneratorLayout]) -> tuple[Any, ...]:
+        return self._generator.layer_args(layers[1])
 
-    def _make_output(self, x: Tensor, _: PackedMicrobatch) -> Output:
+    def _make_output(self, x: Tensor, _: None) -> Output:
         return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), num_targets=len(x)))
 
 

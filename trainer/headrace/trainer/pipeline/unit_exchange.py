@@ -94,19 +94,33 @@ def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
     return ranges
 
 
-def in_order(arriving: Sequence[Exchange], arrived: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return, by upstream unit, the rows that arrived from it, joined in the order of the portion's samples."""
-    pieces: dict[str, list[tuple[slice | Tensor, Tensor]]] = {}
+def orders_of(arriving: Sequence[Exchange]) -> dict[str, Tensor | None]:
+    """Return, by upstream unit, the indices (t,) that bring its rows from the order in which they are joined into that of the
+    portion's samples, on the host; None where it is the same order.
+    """
+    rows: dict[str, list[slice | Tensor]] = {}
+    for exchange in arriving:
+        rows.setdefault(exchange.unit, []).append(exchange.rows)
+    return {unit: _order(of_unit) for unit, of_unit in rows.items()}
+
+
+def _order(rows: Sequence[slice | Tensor]) -> Tensor | None:
+    if len(rows) == 1 and isinstance(rows[0], slice):
+        return None
+    return torch.cat([torch.arange(some.start, some.stop) if isinstance(some, slice) else some for some in rows]).argsort()
+
+
+def in_order(arriving: Sequence[Exchange], arrived: Sequence[Tensor], orders: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """Return, by upstream unit, the rows that arrived from it, joined in the order of the portion's samples.
+
+    `orders`: from `orders_of`, on the device.
+    """
+    pieces: dict[str, list[Tensor]] = {}
     for exchange, tensor in zip(arriving, arrived, strict=True):
-        pieces.setdefault(exchange.unit, []).append((exchange.rows, tensor))
-    return {unit: _joined(of_unit) for unit, of_unit in pieces.items()}
-
-
-def _joined(pieces: Sequence[tuple[slice | Tensor, Tensor]]) -> Tensor:
-    if len(pieces) == 1 and isinstance(pieces[0][0], slice):
-        return pieces[0][1]
-    place = torch.cat([torch.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows for rows, _ in pieces])
-    return torch.cat([tensor for _, tensor in pieces])[place.argsort()]
+        pieces.setdefault(exchange.unit, []).append(tensor)
+    return {
+        unit: of_unit[0] if (order := orders[unit]) is None else torch.cat(of_unit)[order] for unit, of_unit in pieces.items()
+    }
 
 
 def _row_index(rows: Sequence[range]) -> slice | Tensor:

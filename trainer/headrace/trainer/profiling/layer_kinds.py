@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.device_copy import to_device
+from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import encoder_frames
-from headrace.trainer.models.loss import token_loss
+from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, fill_placeholders
 from headrace.trainer.pipeline.stage import PROJECTORS, TRUNKS
 from headrace.trainer.pipeline.tensor_parallel import cut_to_first_slice
@@ -112,23 +114,31 @@ class _Inputs:
 
     def of_layer(self, layer: nn.Module, *, is_first: bool) -> Callable[[PackedMicrobatch], Work]:
         def work(data: PackedMicrobatch) -> Work:
-            args = self.layer_args(data)
+            args = self.layer_args(self.layout(data))
             x = self.hidden(data, embedded=is_first)
             return Work(x=x, run=lambda: layer(x, *args), layer=lambda x: layer(x, *args))
 
         return work
 
-    def layer_args(self, data: PackedMicrobatch) -> tuple[Any, ...]:
-        device = data.input_ids.device
+    def layout(self, data: PackedMicrobatch) -> Any:
+        """Return what the layers need to know of a microbatch: made on the host, and brought to the device beside a step."""
         match self.part:
             case "vision":
-                return self.model.vision.layer_args(data.image_grids, data.image_cu_seqlens, device)
+                layout = self.model.vision.layout(data.image_grids, data.image_cu_seqlens)
             case "audio":
-                return self.model.audio.layer_args(data.mel_frames, device)
+                layout = self.model.audio.layout(data.mel_frames)
             case "llm":
-                return self.model.decoder.layer_args(data.position_ids, data.cu_seqlens)
-        assert self.model.generator is not None
-        return self.model.generator.layer_args(data.image_grids, device)
+                layout = data.position_ids, Segments.of(data.cu_seqlens)
+            case _:
+                assert self.model.generator is not None
+                layout = self.model.generator.layout(data)
+        return to_device(layout, data.input_ids.device)
+
+    def layer_args(self, layout: Any) -> tuple[Any, ...]:
+        if self.part == LLM:
+            return self.model.decoder.layer_args(*layout)
+        args: tuple[Any, ...] = self.model.get_submodule(TRUNKS[self.part]).layer_args(layout)  # type: ignore[operator]
+        return args
 
     def hidden(self, data: PackedMicrobatch, *, embedded: bool = False) -> Tensor:
         """Return random hidden states between layers, or `embedded`, those in front of the first layer."""
@@ -147,41 +157,64 @@ def _ends(model: MultimodalModel, part: str) -> Iterator[Kind]:
     inputs = _Inputs(model, part)
     trunk = model.get_submodule(TRUNKS[part])
 
-    def embedding(embed: Callable[[PackedMicrobatch], Tensor]) -> Callable[[PackedMicrobatch], Work]:
-        def run(data: PackedMicrobatch) -> Tensor:
-            inputs.layer_args(data)  # is computed once per microbatch too
-            return embed(data)
+    def embedding(
+        embed: Callable[[PackedMicrobatch, Any], Tensor], entry: Callable[[PackedMicrobatch], Any] = lambda _: None
+    ) -> Callable[[PackedMicrobatch], Work]:
+        """Return the work of an entry. `entry`: makes what it needs to know of a microbatch, on the host and not timed."""
 
-        return lambda data: Work(x=None, run=lambda: run(data))
-
-    def behind(run: Callable[[Tensor, PackedMicrobatch], Tensor]) -> Callable[[PackedMicrobatch], Work]:
         def work(data: PackedMicrobatch) -> Work:
-            x = inputs.hidden(data, embedded=True)
-            return Work(x=x, run=lambda: run(x, data))
+            layout, made = inputs.layout(data), to_device(entry(data), data.input_ids.device)
+
+            def run() -> Tensor:
+                inputs.layer_args(layout)  # is computed once per microbatch too
+                return embed(data, made)
+
+            return Work(x=None, run=run)
+
+        return work
+
+    def behind(
+        run: Callable[[Tensor, Any], Tensor], end: Callable[[PackedMicrobatch], Any]
+    ) -> Callable[[PackedMicrobatch], Work]:
+        """Return the work of an end. `end`: as `entry` above."""
+
+        def work(data: PackedMicrobatch) -> Work:
+            x, made = inputs.hidden(data, embedded=True), to_device(end(data), data.input_ids.device)
+            return Work(x=x, run=lambda: run(x, made))
 
         return work
 
     if part == "vision":
         vision, project = model.vision, model.vision_projector
-        yield _end(part, "embedding", [vision.embed], embedding(lambda data: vision.embed_inputs(data.patches)))
-        norm_and_project = behind(lambda x, data: project(vision.norm(x), data.image_cu_seqlens.diff()))
+        yield _end(part, "embedding", [vision.embed], embedding(lambda data, _: vision.embed_inputs(data.patches)))
+        norm_and_project = behind(
+            lambda x, groups: project(vision.norm(x), groups), lambda data: project.groups(data.image_cu_seqlens.diff())
+        )
         yield _end(part, "projector", [vision.norm, model.get_submodule(PROJECTORS[part])], norm_and_project)
     elif part == "audio":
         audio, join = model.audio, model.audio_projector
         convolutions = [trunk.get_submodule("conv1"), trunk.get_submodule("conv2")]
-        yield _end(part, "embedding", convolutions, embedding(lambda data: audio.embed_inputs(data.mel, data.mel_frames)))
-        norm_and_join = behind(lambda x, data: join(audio.norm(x), encoder_frames(data.mel_frames)))
+        embed_mel = embedding(
+            lambda data, made: audio.embed_inputs(data.mel, made), lambda data: audio.convolutions(data.mel_frames)
+        )
+        yield _end(part, "embedding", convolutions, embed_mel)
+        norm_and_join = behind(
+            lambda x, groups: join(audio.norm(x), groups), lambda data: join.groups(encoder_frames(data.mel_frames))
+        )
         yield _end(part, "projector", [audio.norm, model.get_submodule(PROJECTORS[part])], norm_and_join)
     elif part == LLM:
         decoder = model.decoder
 
-        def embed(data: PackedMicrobatch) -> Tensor:
-            is_image = data.input_ids == model.image_token_id
-            return fill_placeholders(decoder.embed(data.input_ids), is_image, None, "image")
+        def embed(data: PackedMicrobatch, rows: Tensor) -> Tensor:
+            return fill_placeholders(decoder.embed(data.input_ids), rows, None, "image")
 
-        yield _end(part, "embedding", [decoder.embed], embedding(embed))
+        yield _end(
+            part, "embedding", [decoder.embed], embedding(embed, lambda data: model.placeholders("vision", data.input_ids))
+        )
         output = decoder.embed if decoder.head is None else decoder.head
-        loss = behind(lambda x, data: token_loss(decoder.norm(x), data.labels, decoder.output_weight))
+        loss = behind(
+            lambda x, targets: token_loss(decoder.norm(x), targets, decoder.output_weight), lambda data: Targets.of(data.labels)
+        )
         yield _end(part, "head", [decoder.norm, output], loss)
     else:
         yield from _generator_ends(model, inputs)
@@ -195,20 +228,20 @@ def _generator_ends(model: MultimodalModel, inputs: _Inputs) -> Iterator[Kind]:
     def project(data: PackedMicrobatch) -> Work:
         tokens = inputs.hidden(data).shape[0]
         hidden = inputs.random(tokens, model.decoder.width, data)
-        ids = torch.full((tokens,), model.image_token_id, device=hidden.device)
-        return Work(x=hidden, run=lambda: model.conditions(hidden, ids))
+        rows = torch.arange(tokens, device=hidden.device)
+        return Work(x=hidden, run=lambda: model.conditions(hidden, rows))
 
     def embed(data: PackedMicrobatch) -> Work:
-        conditions = inputs.hidden(data)
+        conditions, layout = inputs.hidden(data), inputs.layout(data)
 
         def run() -> Tensor:
-            inputs.layer_args(data)
-            return generator.embed_inputs(generator.flow(data), conditions)
+            inputs.layer_args(layout)
+            return generator.embed_inputs(generator.flow(data.patches, layout), conditions)
 
         return Work(x=conditions, run=run)
 
     def loss(data: PackedMicrobatch) -> Work:
-        x, flow = inputs.hidden(data), generator.flow(data)
+        x, flow = inputs.hidden(data), generator.flow(data.patches, inputs.layout(data))
         return Work(x=x, run=lambda: generator.loss(x, flow))
 
     yield _end(GENERATOR, "projector", [projector], project)

@@ -19,6 +19,7 @@ from headrace.quarantine import Rejected
 from headrace.trainer.loading.fetch import PartFetcher
 from headrace.trainer.loading.part_client import FetchedPart
 from headrace.trainer.loading.steps import Step
+from headrace.trainer.pipeline.cargo import Prepare
 from headrace.trainer.pipeline.feed import PortionLoader, StepFeed, columns_of, packs_of, tickets_of
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.recovery.layout import Layout
@@ -167,17 +168,18 @@ class NodeLoader(PortionLoader):
         """Whether all of the job's steps are committed."""
         return self._ended == ""
 
-    def begin(self, plan: sessions_pb2.RankPlan) -> tuple[Step, Sequence[int], StepFeed]:
+    def begin(self, plan: sessions_pb2.RankPlan, prepare: Prepare) -> tuple[Step, Sequence[int], StepFeed]:
         """Begin an attempt at a step.
 
         Return the step, the numbers of the microbatches that the node's pipeline is to do, and the feed of their data.
+        `prepare`: of this node's executor, makes the cargo of a portion.
         """
         assert self._layout is not None, "the node has a share"
         with self._changed:
             tickets = self._tickets_of(plan)
             needed = self._needed[plan.step]
         step = Step.of(plan, tickets)
-        feed = StepFeed(needed.routes, self._layout.place, needed.samples, packs_of(plan), self._kept, self._portions)
+        feed = StepFeed(needed.routes, self._layout.place, needed.samples, packs_of(plan), self._kept, self._portions, prepare)
         feed.announce()
         return step, needed.numbers, feed
 

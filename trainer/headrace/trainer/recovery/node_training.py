@@ -179,7 +179,7 @@ class Training:
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
             plan_wait_s = time.monotonic() - began_s
             share, self._share = self._share or Share(formation=self._layout.formation_of(plan.step)), None
-            step, numbers, feed = self._loader.begin(plan)
+            step, numbers, feed = self._loader.begin(plan, self._step.prepare)
             share = self._share = self._step.compute(share, numbers, feed)
             step.data_wait_s = plan_wait_s + share.data_wait_s
             result = self._step.meet(share)

@@ -16,6 +16,7 @@ from headrace.measured import MeasuredWork
 from headrace.quarantine import Rejected
 from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
+from headrace.trainer.pipeline.cargo import Prepare
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.recovery.held_layers import Holding
@@ -97,6 +98,11 @@ class RecoverableStep:
         self.non_finite_samples: Sequence[int] = ()
         """Samples of this node's portions of the last step whose loss was not finite."""
 
+    @property
+    def prepare(self) -> Prepare:
+        """The function that makes the cargo of portions for this node's stage."""
+        return self._executor.prepare
+
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
         """Run forward and backward of further microbatches of a step, and return the share with them added.
 
@@ -105,12 +111,13 @@ class RecoverableStep:
         """
         with self._mesh.interruptible(in_pipeline=True), self._autocast:
             totals = self._executor.run(feed.routes, feed)
+        loss_sum = float(totals.loss_sum)
         return Share(
             formation=share.formation,
             numbers=share.numbers.union(numbers),
-            loss_sum=share.loss_sum + totals.loss_sum,
+            loss_sum=share.loss_sum + loss_sum,
             num_targets=share.num_targets + totals.num_targets,
-            non_finite_samples=(*share.non_finite_samples, *totals.non_finite_samples),
+            non_finite_samples=(*share.non_finite_samples, *(() if math.isfinite(loss_sum) else totals.non_finite_samples())),
             rejected=(*share.rejected, *feed.rejected),
             data_wait_s=share.data_wait_s + feed.data_wait_s,
         )

@@ -26,9 +26,12 @@ from headrace.trainer.models.vision_encoder import VisionEncoder, patch_position
 class Images:
     """Layout of packed images in the layers' input. I: images, P: patches, R: rows, i.e. patches and CLIP's class tokens."""
 
-    grids: Tensor
-    """(I, 3) sizes (t, h, w) in patches, on the host."""
-    merge: int
+    sizes: tuple[tuple[int, int], ...]
+    """Height and width of each image in patches."""
+    num_patches: list[int]
+    """Number of patches of each image."""
+    places: Tensor
+    """(P, 2) int64: row and column of each patch in its image."""
     segments: Segments
     """Segments of the R rows, one for each image."""
     rows: Tensor
@@ -107,23 +110,29 @@ class ClipVision(Adapted, VisionEncoder):
         """Return the input of the first layer, (P, width), from uint8 patches."""
         return embed_patches(patches, self.embed.weight, self.embed.bias, self._mean, self._std)
 
-    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
-        """Return what every layer takes besides its hidden states: the layout of the packed images."""
+    def layout(self, image_grids: Tensor, image_cu_seqlens: Tensor) -> Images:
+        """Return the layout of packed images for the layers, on the host as are `image_grids` (I, 3) and the (I + 1,) offsets."""
         lengths = image_cu_seqlens.diff()
         number = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        rows = torch.arange(len(number)) + (number + 1) * self.extra_rows
-        segments = Segments.of(cumulative(lengths + self.extra_rows), device)
-        return (Images(grids=image_grids, merge=self.merge, segments=segments, rows=rows.to(device, non_blocking=True)),)
+        return Images(
+            sizes=tuple((height, width) for _, height, width in image_grids.tolist()),
+            num_patches=lengths.tolist(),
+            places=patch_positions(image_grids, self.merge),
+            segments=Segments.of(cumulative(lengths + self.extra_rows)),
+            rows=torch.arange(len(number)) + (number + 1) * self.extra_rows,
+        )
+
+    def layer_args(self, layout: Images) -> tuple[Images]:
+        """Return what every layer takes besides its hidden states: the layout."""
+        return (layout,)
 
 
 def _positions(table: Tensor, images: Images) -> Tensor:
     """Return the position embeddings (P, width) of packed patches, interpolated from the `table` (side * side, width)."""
     side = math.isqrt(len(table))
     square = table.T.reshape(1, -1, side, side)
-    places = patch_positions(images.grids, images.merge).to(table.device, non_blocking=True)
     found = []
-    for grid, inside in zip(images.grids.tolist(), torch.split(places, images.grids.prod(dim=1).tolist()), strict=True):
-        height, width = grid[1:]
+    for (height, width), inside in zip(images.sizes, torch.split(images.places, images.num_patches), strict=True):
         resized = square
         if (height, width) != (side, side):
             resized = functional.interpolate(square, (height, width), mode="bicubic", align_corners=False)

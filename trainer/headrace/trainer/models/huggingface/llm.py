@@ -14,7 +14,7 @@ from headrace.model_shape import TransformerShape
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.decoder import Decoder
 from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, read_config, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, read_config, skeleton
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 """Supported values of a configuration's `model_type`; Qwen2.5 has qwen2."""
@@ -43,15 +43,13 @@ class AdaptedDecoder(Adapted, Decoder):
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
         self.norm = model.model.norm
         self.head = None if config.tie_word_embeddings else model.lm_head
-        self._rotary, self._config = type(model.model.rotary_emb), model.config
+        self._rotary = PerDevice(type(model.model.rotary_emb), model.config)
         self.adopt(model, path)
 
-    def layer_args(self, position_ids: Tensor, cu_seqlens: Tensor) -> tuple[Any, ...]:
+    def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: the samples' segments and rotary angles."""
-        with torch.device(position_ids.device):
-            rotary = self._rotary(self._config)
         like = torch.empty(0, device=position_ids.device)
-        return Segments.of(cu_seqlens, position_ids.device), rotary(like, position_ids[None])
+        return segments, self._rotary.on(position_ids.device)(like, position_ids[None])
 
 
 def decoder_shape(path: Path) -> TransformerShape:

@@ -45,6 +45,24 @@ def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
         return make(config, attn_implementation=PACKED, dtype=torch.float32)
 
 
+class PerDevice:
+    """Something without weights, such as a table of angles or a module with one, that is made once on each device.
+
+    It is kept apart from the modules of a unit, which are built on the meta device and lose their buffers when they leave it.
+    """
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._make, self._arguments = make, arguments
+        self._made: dict[torch.device, Any] = {}
+
+    def on(self, device: torch.device) -> Any:
+        """Return what was made on this device, after making it at the first call."""
+        if device not in self._made:
+            with torch.device(device):
+                self._made[device] = self._make(*self._arguments)
+        return self._made[device]
+
+
 class Adapted(nn.Module):
     """Base of units whose modules come from a model of `transformers` and have the compact model's attribute names."""
 

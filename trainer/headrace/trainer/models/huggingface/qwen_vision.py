@@ -17,9 +17,9 @@ from headrace.errors import HeadraceError, UserError
 from headrace.spec import ImageSpec
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.huggingface.packed_layer import Rotations
-from headrace.trainer.models.huggingface.parts import Adapted, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, skeleton
 from headrace.trainer.models.huggingface.vision_tower import check_patch, embed_patches, vision_config
-from headrace.trainer.models.projector import Projector
+from headrace.trainer.models.projector import Groups, Projector
 from headrace.trainer.models.vision_encoder import VisionEncoder, patch_positions
 
 _PREFIXES = ("", "visual.", "model.visual.")
@@ -34,8 +34,8 @@ class Windows:
     """(P,) int64: index in packed order of the patch at each place in window order."""
     inverse_order: Tensor
     """(P,) int64, the inverse of `order`: place in window order of each patch in packed order."""
-    rotations: Rotations
-    """Rotary cosine and sine, each (P, head_dim), in window order."""
+    positions: Tensor
+    """(P, 2) int64: row and column of each patch in its image, in window order."""
     image_segments: Segments
     """Segments of the images, valid in window order too: patches change places only inside their image."""
     window_segments: Segments
@@ -55,12 +55,12 @@ class WindowLayer(nn.Module):
         self.layer = layer
         self.is_first, self.is_last, self.sees_image = is_first, is_last, sees_image
 
-    def forward(self, x: Tensor, windows: Windows) -> Tensor:
-        """Apply the layer to the patches of the packed images that `windows` describes."""
+    def forward(self, x: Tensor, windows: Windows, rotations: Rotations) -> Tensor:
+        """Apply the layer to the patches of the packed images that `windows` describes. `rotations`: each (P, head_dim)."""
         x = x[windows.order] if self.is_first else x
         segments = windows.image_segments if self.sees_image else windows.window_segments
         whole = torch.tensor([0, len(x)])  # no cuts by transformers: packed attention takes the segments
-        output: Tensor = self.layer(x, cu_seqlens=whole, position_embeddings=windows.rotations, segments=segments)
+        output: Tensor = self.layer(x, cu_seqlens=whole, position_embeddings=rotations, segments=segments)
         return output[windows.inverse_order] if self.is_last else output
 
 
@@ -101,7 +101,7 @@ class QwenVision(Adapted, VisionEncoder):
             for index, block in enumerate(model.blocks)
         )
         self.norm = nn.Identity()  # type: ignore[assignment]
-        self._rotary, self._config = type(model.rotary_pos_emb), config
+        self._rotary, self._config = PerDevice(type(model.rotary_pos_emb), config), config
         self.adopt(model, path)
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
 
@@ -110,24 +110,27 @@ class QwenVision(Adapted, VisionEncoder):
         kernel = self.embed.get_parameter("proj.weight").sum(dim=2)
         return embed_patches(patches, kernel, None, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD)
 
-    def layer_args(self, image_grids: Tensor, image_cu_seqlens: Tensor, device: torch.device) -> tuple[Any, ...]:
-        """Return the windows, which every layer takes besides its hidden states. Raises HeadraceError for several frames."""
+    def layout(self, image_grids: Tensor, image_cu_seqlens: Tensor) -> Windows:
+        """Return the windows of packed images, on the host as are `image_grids` (I, 3) and the (I + 1,) offsets.
+
+        Raises HeadraceError for several frames.
+        """
         if (image_grids[:, 0] != 1).any():
             raise HeadraceError("a sample has an image of several frames, which Qwen2.5-VL joins two by two: it must have one")
         window, patch = self._config.window_size, self._config.patch_size
         groups, cu_windows = get_vision_window_index(image_grids, self.merge, window, patch)
         order = (groups[:, None] * self.merge**2 + torch.arange(self.merge**2)).flatten()
-        positions = patch_positions(image_grids, self.merge)[order].to(device, non_blocking=True)
-        with torch.device(device):
-            rotary = self._rotary(self._config)
-        windows = Windows(
-            order=order.to(device, non_blocking=True),
-            inverse_order=order.argsort().to(device, non_blocking=True),
-            rotations=rotary(positions, positions),
-            image_segments=Segments.of(image_cu_seqlens, device),
-            window_segments=Segments.of(cu_windows, device),
+        return Windows(
+            order=order,
+            inverse_order=order.argsort(),
+            positions=patch_positions(image_grids, self.merge)[order],
+            image_segments=Segments.of(image_cu_seqlens),
+            window_segments=Segments.of(cu_windows),
         )
-        return (windows,)
+
+    def layer_args(self, layout: Windows) -> tuple[Windows, Rotations]:
+        """Return what every layer takes besides its hidden states: the windows, and rotary angles in their order."""
+        return layout, self._rotary.on(layout.positions.device)(layout.positions, layout.positions)
 
 
 class QwenMerger(Adapted, Projector):
@@ -141,8 +144,8 @@ class QwenMerger(Adapted, Projector):
         self.merger = model.merger
         self.adopt(model, path)
 
-    def forward(self, features: Tensor, _: Tensor) -> Tensor:
-        """Project the features of all images; their lengths do not matter, as merge groups are complete in every image."""
+    def forward(self, features: Tensor, _: Groups) -> Tensor:
+        """Project the features of all images, whose merge groups are complete."""
         tokens: Tensor = self.merger(features)
         return tokens
 

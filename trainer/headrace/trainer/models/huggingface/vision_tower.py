@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -55,5 +57,11 @@ def embed_patches(patches: Tensor, kernel: Tensor, bias: Tensor | None, mean: Se
     kernel: (width, 3, patch, patch). mean, std: of each channel, for values from 0 to 1.
     """
     scaled = patches.view(len(patches), 3, -1).to(kernel.dtype) / 255
-    centre, spread = (scaled.new_tensor(values)[:, None] for values in (mean, std))
+    centre, spread = (_of_channels(tuple(values), kernel.dtype, kernel.device) for values in (mean, std))
     return functional.linear(((scaled - centre) / spread).flatten(1), kernel.flatten(1), bias).to(kernel.dtype)
+
+
+@lru_cache(maxsize=16)
+def _of_channels(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return one value for each channel as (3, 1), made once on each device."""
+    return torch.tensor(values, dtype=dtype, device=device)[:, None]

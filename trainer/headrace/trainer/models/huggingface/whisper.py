@@ -6,6 +6,7 @@ the first step, rather than when such a recording comes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,11 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder, sinusoi
 from headrace.errors import UserError
 from headrace.model_shape import TransformerShape
 from headrace.spec import AudioSpec
-from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.loading.collate import cumulative, places
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
 from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, read_config, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, read_config, skeleton
 
 
 class WhisperAudio(Adapted, AudioEncoder):
@@ -54,37 +55,61 @@ class WhisperAudio(Adapted, AudioEncoder):
         self.conv1, self.conv2 = model.conv1, model.conv2
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.layers)
         self.norm = model.layer_norm
+        self._positions = PerDevice(sinusoids, config.max_source_positions, config.d_model)
         self.adopt(model, path)
 
-    def embed_inputs(self, mel: Tensor, mel_frames: Tensor) -> Tensor:
+    def convolutions(self, mel_frames: Tensor) -> Any:
+        """Return what `embed_inputs` needs to know of recordings of these (A,) mel frames, on the host as they are.
+
+        That is where both convolutions see them, and the place of each encoder frame in its recording.
+        """
+        spreads = (spread_of(conv, mel_frames) for conv in (self.conv1, self.conv2))
+        return (*spreads, places(encoder_frames(mel_frames)))
+
+    def embed_inputs(self, mel: Tensor, convolutions: Any) -> Tensor:
         """Return the input of the first layer, (sum of ceil(frames / 2), width), from mel (F, bins)."""
-        lengths = encoder_frames(mel_frames)
+        first, second, place = convolutions
         dtype = self.conv1.get_parameter("weight").dtype
-        x = functional.gelu(packed_conv(self.conv1, mel.to(dtype), mel_frames))
-        x = functional.gelu(packed_conv(self.conv2, x, mel_frames)).to(dtype)
-        place = torch.arange(len(x)) - torch.repeat_interleave(cumulative(lengths)[:-1], lengths)
-        with torch.device(x.device):
-            table: Tensor = sinusoids(int(lengths.max()), self.width)
-        return x + table[place.to(x.device, non_blocking=True)]
+        x = functional.gelu(packed_conv(self.conv1, mel.to(dtype), first))
+        x = functional.gelu(packed_conv(self.conv2, x, second)).to(dtype)
+        table: Tensor = self._positions.on(x.device)
+        return x + table[place]
 
-    def layer_args(self, mel_frames: Tensor, device: torch.device) -> tuple[Any, ...]:
+    def layout(self, mel_frames: Tensor) -> Segments:
+        """Return the segments of recordings of these (A,) mel frames, on the host as they are."""
+        return Segments.of(cumulative(encoder_frames(mel_frames)))
+
+    def layer_args(self, layout: Segments) -> tuple[Segments]:
         """Return what every layer takes besides its hidden states: the segments, one per recording."""
-        return (Segments.of(cumulative(encoder_frames(mel_frames)), device),)
+        return (layout,)
 
 
-def packed_conv(conv: nn.Module, x: Tensor, lengths: Tensor) -> Tensor:
-    """Apply an nn.Conv1d of width 3 and padding 1 to every segment alone: (L, in) -> (sum of ceil(length / stride), out).
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spread:
+    """A packed sequence spread out for a convolution: each segment starts at a multiple of the stride, behind zeros. L: elements."""
 
-    It runs once over a sequence in which each segment starts at a multiple of the stride and zeros separate them. `lengths` (n,)
-    is on the host.
-    """
+    num_rows: int
+    """Length of the sequence with the zeros."""
+    rows: Tensor
+    """(L,) int64: the place of each element in it."""
+    kept: Tensor
+    """(sum of ceil(length / stride),) int64: the outputs that belong to segments."""
+
+
+def spread_of(conv: nn.Module, lengths: Tensor) -> Spread:
+    """Return the spread of segments of these (n,) lengths for an nn.Conv1d of width 3 and padding 1, on the host as they are."""
     assert isinstance(conv, nn.Conv1d)
     stride = conv.stride[0]
     room = (lengths // stride + 1) * stride
     starts, taken = cumulative(room)[:-1], (lengths + stride - 1) // stride
-    spread = x.new_zeros(int(room.sum()), x.shape[1]).index_copy(0, _places(starts, lengths).to(x.device, non_blocking=True), x)
-    output: Tensor = conv(spread.T[None])[0].T
-    return output[_places(starts // stride, taken).to(x.device, non_blocking=True)]
+    return Spread(num_rows=int(room.sum()), rows=_ranges(starts, lengths), kept=_ranges(starts // stride, taken))
+
+
+def packed_conv(conv: nn.Module, x: Tensor, spread: Spread) -> Tensor:
+    """Apply an nn.Conv1d to every segment of x alone: (L, in) -> (sum of ceil(length / stride), out)."""
+    sequence = x.new_zeros(spread.num_rows, x.shape[1]).index_copy(0, spread.rows, x)
+    output: Tensor = conv(sequence.T[None])[0].T
+    return output[spread.kept]
 
 
 def audio_shape(path: Path) -> TransformerShape:
@@ -100,10 +125,9 @@ def audio_shape(path: Path) -> TransformerShape:
     )
 
 
-def _places(starts: Tensor, lengths: Tensor) -> Tensor:
+def _ranges(starts: Tensor, lengths: Tensor) -> Tensor:
     """Return the concatenated ranges [start, start + length) of all segments, in order."""
-    before = cumulative(lengths)[:-1]
-    return torch.arange(int(lengths.sum())) + torch.repeat_interleave(starts - before, lengths)
+    return places(lengths) + torch.repeat_interleave(starts, lengths)
 
 
 def _config(path: Path) -> Any:
