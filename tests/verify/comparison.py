@@ -92,6 +92,7 @@ def compare(
                 one, other = getattr(result, name), getattr(expected, name)
                 if not np.isclose(one, other, rtol=most, atol=0):
                     found.append(f"rank {rank}, result {number}: {name} {one}, not {other}")
+        found += [f"rank {rank}: would wait for a GPU {count} times in {place}" for place, count in answer.waits.items()]
         for name, gradient in answer.gradients.items():
             if name not in gradients:
                 found.append(f"rank {rank}: gradient of {name}, which one process has not")

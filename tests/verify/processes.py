@@ -7,7 +7,9 @@ import multiprocessing
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +25,7 @@ from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.cargo import Cargo, Feed
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -33,10 +36,17 @@ from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import Groups, PipelineTopology
 from headrace.trainer.train_step import StepResult
+from tests.host_waits import watched
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
 SEED = 1
+MAY_WAIT = {
+    "pipeline/pipeline_step.py:PipelineStep._sum": "loss and number of targets of the global batch",
+    "gradients.py:sum_gradients": "which replicas have a gradient",
+    "pipeline/pipeline_step.py:PipelineStep._reduce": "the norm of the gradient",
+}
+"""Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,8 @@ class Answer:
     """Of the first step, by parameter; this process's slice of each that is cut."""
     weights: dict[str, np.ndarray]
     """After the last one."""
+    waits: dict[str, int]
+    """How often the host would wait for a GPU in the steps after the first, in other places than MAY_WAIT, by place."""
     moments: dict[str, np.ndarray]
     """Of the parameters that this process owns, after the last step: AdamW's first and second."""
 
@@ -172,6 +184,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         return in_packs(data, packs, Padding(pack_tokens=order.pack_tokens, segment_tokens=order.pack_tokens, token=0))
 
     results, gradients = [], {}
+    waits: Counter[str] = Counter()
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
         feed = step.prepare.feed(routes, data_of)
@@ -179,7 +192,10 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
             results.append(step.accumulate(routes, feed))
             gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}
             step.discard()
-        results.append(step.run(routes, feed, order.learning_rate))
+        found: Counter[str] = Counter()
+        with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
+            results.append(step.run(routes, partial(_beside, packing, feed), order.learning_rate))
+        waits += found if number else Counter()  # the first one makes what is made once
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
@@ -189,7 +205,12 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         if step.optimizer.state(p)
     }
     weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
-    return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, moments)
+    return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), moments)
+
+
+def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
+    """A portion's cargo, made in a thread of its own, as in training."""
+    return packing.submit(feed, portion).result()
 
 
 def cut(topology: PipelineTopology) -> PipelineTopology:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from tests.host_waits import watched
 from tests.unit.trainer.models.huggingface_world import assert_close, skeleton, whole
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed
 
@@ -70,6 +72,27 @@ def test_stages_one_behind_the_other_are_the_whole_model(vision: str, frozen: bo
                     seen.add(name)
     learning = {name for name in gradients if not frozen or name.split(".")[0].endswith("_projector")}
     assert seen == learning - {"decoder.embed.weight"}  # which is in the first stage and, being tied, in the last
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_nothing_in_a_stage_waits_for_a_gpu(vision: str, tmp_path: Path) -> None:
+    """Once it has made its tables, with all that follows from a microbatch made beside it."""
+    units = configurations(vision, tmp_path)
+    topology = parse(PipelineTopology, {"units": {"vision": {}, "audio": {}, "llm": {}}}, "topology")
+    batch = packed([make_row(number, audio=True) for number in range(6)])
+    stages = {unit: chain(unit, topology, units)[0] for unit in topology.units}
+    inputs = {unit: stage.prepare(batch) for unit, stage in stages.items()}
+    for _ in range(2):
+        found: Counter[str] = Counter()
+        with watched(found, allowed=HOST_TENSORS):
+            arrived = {unit: stages[unit](inputs[unit], None, {}).rows for unit in ("vision", "audio")}
+            output = stages["llm"](inputs["llm"], None, arrived)
+            output.loss.loss_sum.backward()
+    assert not found
+
+
+HOST_TENSORS = {"models/huggingface/qwen_vision.py:WindowLayer.forward"}
+"""Qwen's attention takes one cut from a tensor, which is made, and stays, on the host."""
 
 
 def test_every_unit_computes_in_half_precision_too(tmp_path: Path) -> None:

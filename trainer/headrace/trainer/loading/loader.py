@@ -92,8 +92,8 @@ class StepLoader:
         self._state = LoaderState(job=job)
         self._handed_out = False  # whether a step was handed out
         self.generation = 0
-        self._next_step = 0
-        self._committed = 0
+        self._next_step = self._committed = 0
+        self._passed_on = 0  # number of steps whose commit was begun
         self._enter()
 
     # -- session ------------------------------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class StepLoader:
                     if self._ended:
                         raise JobFailedError(self._ended)
                     return None
-                if self._next_step - self._committed >= self.spec.window:
+                if self._next_step - max(self._committed, self._passed_on) >= self.spec.window:
                     raise ConflictError(
                         f"{self.spec.window} steps are not committed since step {self._committed}, "
                         "and no further one is planned: call loader.commit(step) after each optimizer step"

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,7 @@ from headrace.measured import MeasuredWork
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
+from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
@@ -32,6 +34,8 @@ from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.transport.base import TRANSPORTS
 from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
+
+COMMIT_GRACE_S = 2.0  # how long a process that ends by an error waits for its last commit, which may wait for a lost process
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +168,7 @@ class PortionLoader(StepLoader):
 class PipelineLoader(PortionLoader):
     """A step loader for one process of a pipeline: yields steps with the routes of their whole plans.
 
-    All processes have to commit each step.
+    All processes have to commit each step, which they do while they train the next one.
     """
 
     def __init__(
@@ -181,6 +185,7 @@ class PipelineLoader(PortionLoader):
         """`device`: where packed portions are copied to. `transports`, `tls_ca`: as in `headrace.trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._needed: dict[int, tuple[Routes, dict[str, list[int]], dict[int, int]]] = {}  # by step
+        self._commits = CommitThread()
         super().__init__(
             endpoint,
             job=job,
@@ -224,13 +229,38 @@ class PipelineLoader(PortionLoader):
         self._needed.pop(step.index, None)  # present if the step is committed again without being handed out
 
     def commit_fed(self, step: Step, feed: StepFeed, *, loss: float, measured: Sequence[MeasuredWork]) -> None:
-        """Commit a step that this process has applied, with the rejected samples and the waiting time of its feed. `measured`: as
-        `Step.measured`.
+        """Begin to commit a step that this process has applied, once the commit of the step before has ended.
+
+        The commit has the rejected samples and the waiting time of the step's feed. `measured`: as `Step.measured`. Raises what
+        the commit before raised.
         """
         step.rejected, step.consumed = feed.rejected, True
         step.data_wait_s += feed.data_wait_s
         step.measured = measured
-        self.commit(step, loss=loss)
+        self.settle()
+        self._passed_on = step.index + 1
+        self._commits.begin(partial(self._commit_beside, step, loss))
+
+    def settle(self) -> None:
+        """Wait until the last step passed to `commit_fed` is in the ledger. Only then may a checkpoint be saved after it.
+
+        Raises what its commit raised.
+        """
+        self._commits.settle()
+
+    def _commit_beside(self, step: Step, loss: float) -> None:
+        try:
+            self.commit(step, loss=loss)
+        except BaseException as err:
+            with self._changed:  # whoever waits for the next plan would wait for ever
+                self._error = err
+                self._changed.notify_all()
+            raise
+
+    def close(self) -> None:
+        """Close the loader (`StepLoader.close`), after giving a commit in progress COMMIT_GRACE_S to end."""
+        self._commits.close(COMMIT_GRACE_S)
+        super().close()
 
 
 def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:

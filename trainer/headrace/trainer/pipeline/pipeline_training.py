@@ -137,7 +137,9 @@ def _train(
         log_step(job, planned, result, step.non_finite_samples)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
+            loader.settle()
             writer.save(committed, loader.state_dict())
+    loader.settle()
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
 

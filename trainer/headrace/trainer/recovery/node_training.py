@@ -6,7 +6,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from headrace.measured import MeasuredWork
 from headrace.message_codec import measured_message, measured_value, rejection_message, rejection_value
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
+from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.pipeline.agreement import training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
@@ -77,8 +77,7 @@ class Training:
         self._report = b""  # what all nodes have to say of the last step in its commit, encoded
         self._share: Share | None = None  # what is done of the next step; its gradients are in the present holding
         self._loss = math.nan  # loss of the last step that this node has asked for the vote on
-        self._commits = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._committing: Future[None] | None = None
+        self._commits = CommitThread()
         self._checkpoint, self._resume, self._fresh_weights = checkpoint, resume, fresh_weights
         self._holders: Mapping[str, Sequence[int]] = {}
         self._layout: Layout
@@ -112,7 +111,7 @@ class Training:
 
     def close(self) -> None:
         """Wait until the last commit is answered, and end the thread that commits."""
-        self._commits.shutdown()
+        self._commits.close()
 
     def prepare(self, layout: Layout, mesh: Mesh) -> Mapping[str, float]:
         """Meet the other nodes, agree with them, and get the layers of the layout. Return the seconds of each phase by name.
@@ -188,7 +187,7 @@ class Training:
             speaks = self._layout.rank == self._layout.ranks[0]
             self._standing = replace(self._standing, vote_pending_generation=self._layout.generation)
             self._loss = result.recorded_loss
-            self._await_commit()
+            self._commits.settle()
             is_whole = self._layout.formation_of(plan.step) == self._layout.generation  # and not the rest of a resumed step
             said = _report(share.rejected if speaks else (), self._step.measured() if is_whole else ())
             outcome = self._step.vote(result, known(), said, step.data_wait_s)
@@ -363,7 +362,7 @@ class Training:
             data_wait_s=data_wait_s,
             measured=list(measured),
         )
-        self._committing = self._commits.submit(_commit_when_applied, all_have_applied, commit)
+        self._commits.begin(partial(_commit_when_applied, all_have_applied, commit))
 
     def _arrive(self) -> dist.Work | None:
         """Announce that this node has applied the step; return work that is done once all have, or None if a node is lost.
@@ -376,10 +375,6 @@ class Training:
         except MeshCutError:
             self._mesh.check(in_pipeline=True)
             return None
-
-    def _await_commit(self) -> None:
-        if self._committing is not None:
-            self._committing.result()
 
 
 def _commit_when_applied(all_have_applied: Callable[[], bool], commit: Callable[[], None]) -> None:

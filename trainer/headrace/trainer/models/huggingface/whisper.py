@@ -86,7 +86,7 @@ class WhisperAudio(Adapted, AudioEncoder):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread:
-    """A packed sequence spread out for a convolution: each segment starts at a multiple of the stride, behind zeros. L: elements."""
+    """A packed sequence of L elements spread out for a convolution: segments start at multiples of the stride, behind zeros."""
 
     num_rows: int
     """Length of the sequence with the zeros."""
