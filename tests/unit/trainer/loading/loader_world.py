@@ -40,6 +40,11 @@ class World(sessions_pb2_grpc.SessionsServicer):
         """Whether reports of lost parts find no session."""
         self.forgetful = False
         """Whether commits find no session, though streams of plans do."""
+        self.answers = threading.Event()
+        """Set: commits are answered; they wait for it."""
+        self.answers.set()
+        self.refuses = False
+        """Whether commits are in conflict with what the service has."""
         self.changed = threading.Condition()
         self._told: list[sessions_pb2.PlanEvent] = []
         self._streams: dict[str, queue.Queue[Any]] = {}
@@ -157,6 +162,9 @@ class World(sessions_pb2_grpc.SessionsServicer):
         self._check(request.session, context)
         if self.forgetful:
             context.abort(grpc.StatusCode.NOT_FOUND, "no session")
+        self.answers.wait(10)
+        if self.refuses:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the test refuses commits")
         with self.changed:
             self.commits.append(request.step)
             self.changed.notify_all()

@@ -31,10 +31,9 @@ def test_values_are_normal_and_independent() -> None:
     assert values.mean().abs() < 0.01
     assert values.std() == pytest.approx(1, abs=0.01)
     assert values.pow(4).mean() == pytest.approx(3, abs=0.1)
-    expected = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor([0.001, 0.1, 0.5, 0.9, 0.999]))
-    torch.testing.assert_close(
-        values.flatten()[:160_000].quantile(torch.tensor([0.001, 0.1, 0.5, 0.9, 0.999])), expected, atol=0.1, rtol=0
-    )
+    shares = torch.tensor([0.001, 0.1, 0.5, 0.9, 0.999])
+    expected = torch.distributions.Normal(0.0, 1.0).icdf(shares)
+    torch.testing.assert_close(values.flatten()[:160_000].quantile(shares), expected, atol=0.1, rtol=0)
     correlated = torch.corrcoef(values.T) - torch.eye(101)
     assert correlated.abs().max() < 0.12
 
