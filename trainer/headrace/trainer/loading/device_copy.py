@@ -27,7 +27,7 @@ def to_device(value: _T, device: torch.device) -> _T:
     return moved
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
+def _tensors_in(value: object) -> Iterator[Tensor]:
     """Yield every tensor in a value, as `to_device` finds them."""
     found: list[Tensor] = []
     _mapped(value, lambda tensor: found.append(tensor) or tensor)  # type: ignore[func-returns-value]
@@ -59,11 +59,10 @@ class PendingCopy(Generic[_T]):
     def wait(self) -> _T:
         """Return the value after making the caller's current stream wait for the copies; the host does not wait."""
         if self.end is not None:
-            stream = torch.cuda.current_stream()
-            stream.wait_event(self.end)
-            for tensor in tensors_in(self.value):
-                if tensor.is_cuda:
-                    tensor.record_stream(stream)  # its memory is not reused before this stream has read it
+            for tensor in _tensors_in(self.value):
+                stream = torch.cuda.current_stream(tensor.device)
+                stream.wait_event(self.end)
+                tensor.record_stream(stream)  # its memory is not reused before this stream has read it
         return self.value
 
 
