@@ -16,7 +16,7 @@ META, CPU = torch.device("meta"), torch.device("cpu")
 
 class Pair(NamedTuple):
     rows: Tensor
-    count: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,7 +33,7 @@ def layout() -> Layout:
 def test_tensors_at_any_depth_are_moved_and_the_rest_is_kept() -> None:
     moved = to_device(layout(), META)
     assert moved.pair.rows.device == moved.by_unit["audio"][0].device == META
-    assert (moved.pair.count, moved.lengths) == (3, (1, 2))
+    assert (moved.pair.number, moved.lengths) == (3, (1, 2))
     assert (moved.by_unit["vision"], moved.by_unit["audio"][1]) == (None, slice(0, 4))
     assert isinstance(moved.pair, Pair)
 

@@ -38,6 +38,10 @@ def test_values_are_normal_and_independent() -> None:
     assert correlated.abs().max() < 0.12
 
 
+def test_no_rows_are_none() -> None:
+    assert normal(torch.zeros(0, dtype=torch.int64), 3).shape == (0, 3)
+
+
 @given(keys=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), width=st.integers(1, 40))
 def test_a_row_follows_from_its_key_alone(keys: list[int], width: int) -> None:
     together = normal(torch.tensor(keys), width)

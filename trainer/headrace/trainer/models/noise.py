@@ -14,6 +14,7 @@ from torch import Tensor
 _STEP = 0x9E3779B97F4A7C15 - 2**64  # as an int64, like all numbers here, whose arithmetic is that of 64 bits
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 _UNIFORM_BITS = 24  # of a float32's significand
+_BLOCK_ROWS = 64  # on the CPU: what stays in a core's cache takes less than half the time
 
 
 def numbers(keys: Tensor, places: Tensor) -> Tensor:
@@ -31,6 +32,11 @@ def uniform(numbers: Tensor) -> Tensor:
 
 def normal(keys: Tensor, width: int) -> Tensor:
     """Return standard normal values (L, width), float32, of which each row follows from its key in (L,) int64 `keys`."""
+    blocks = keys.split(_BLOCK_ROWS) if keys.device.type == "cpu" else (keys,)
+    return torch.cat([_normal(block, width) for block in blocks])
+
+
+def _normal(keys: Tensor, width: int) -> Tensor:
     pairs = torch.arange(-(-width // 2), device=keys.device)
     bits = numbers(keys[:, None], pairs)
     radius = (1.0 - uniform(bits)).log_().mul_(-2.0).sqrt_()
