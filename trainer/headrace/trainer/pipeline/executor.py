@@ -76,8 +76,7 @@ class _Move:
 
     kind: Kind
     portion: int
-    chunk: int
-    """Index of the chunk."""
+    chunk: Chunk
     position: int
     source: _Link | None
     """Message from the adjacent position that the input comes from; None at the unit's end, where it comes by exchanges."""
@@ -188,7 +187,7 @@ class _Run:
             _Move(
                 kind=action.kind,
                 portion=portion,
-                chunk=action.chunk,
+                chunk=chunk,
                 position=position,
                 source=self._link(action.kind, portion, position, source),
                 target=self._link(action.kind, portion, position, target),
@@ -246,7 +245,7 @@ class _Run:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
         with self.clock.computing():
-            output = self._chunks[move.chunk](cargo.inputs[move.chunk], hidden, tokens)
+            output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
@@ -277,7 +276,7 @@ class _Run:
             with self.clock.computing(), self._as_in_forward():
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
-                self._deferred_weights[move.portion] = self._chunks[move.chunk].take_weight_gradients()
+                self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
         if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
