@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from headrace.trainer.pipeline import executor
+from headrace.trainer.pipeline.cargo import Prepare
 from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
@@ -219,10 +220,10 @@ def install(strikes: Strikes) -> None:
         strikes.ends(generation, mesh.rank)
         return str(run(self, mesh, generation))
 
-    def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan) -> Any:
+    def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan, prepare: Prepare) -> Any:
         strikes.begins(plan.step)
         reach(Place.BEGIN)
-        return run(loader, plan)
+        return run(loader, plan, prepare)
 
     def compute(run: Any, step: RecoverableStep, share: Any, numbers: Any, feed: StepFeed) -> Any:
         strikes.computes(feed)
