@@ -32,7 +32,7 @@ def uniform(numbers: Tensor) -> Tensor:
 
 def normal(keys: Tensor, width: int) -> Tensor:
     """Return standard normal values (L, width), float32, of which each row follows from its key in (L,) int64 `keys`."""
-    blocks = keys.split(_BLOCK_ROWS) if keys.device.type == "cpu" else (keys,)
+    blocks = torch.split(keys, _BLOCK_ROWS) if keys.device.type == "cpu" else (keys,)
     return torch.cat([_normal(block, width) for block in blocks])
 
 
