@@ -50,7 +50,7 @@ class PipelineStep:
         self.topology = topology
         self._device = stages[0].device
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
-        self._executor = Executor(topology, self.place, stages, dtype)
+        self._executor = Executor(topology, self.place, stages, dtype, groups.channels)
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = settings.max_grad_norm
