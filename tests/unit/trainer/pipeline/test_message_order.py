@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,6 @@ from headrace.schedule import Kind
 from headrace.spec import STRATEGIES, parse
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.pipeline.channels import Channel, Channels, channels_between, channels_within, pairs_of_lanes
-from headrace.trainer.pipeline.deadlock import check_order
 from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.routes import Portion, Routes
@@ -187,7 +185,7 @@ def problems(case: Case, seed: int) -> Iterator[str]:
         yield f"{most} receives of a channel are posted at once"
 
 
-@settings(max_examples=25)
+@settings(max_examples=100)
 @given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.integers(0, 2**16))
 def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, seed: int) -> None:
     case = replace(pipeline, strategy=strategy)
@@ -200,15 +198,6 @@ def test_every_message_of_every_case_arrives_in_its_place() -> None:
     for seed, (pipeline, strategy) in enumerate((pipeline, strategy) for pipeline in PIPELINES for strategy in STRATEGIES):
         case = replace(pipeline, strategy=strategy)
         assert list(problems(case, seed)) == [], case
-
-
-def test_the_check_before_a_step_lets_every_case_through() -> None:
-    for pipeline in random.Random(0).sample(PIPELINES, 60):
-        for strategy in STRATEGIES:
-            case = replace(pipeline, strategy=strategy)
-            topology = topology_of(case)
-            routes = routes_of(case, topology, seed=1)
-            check_order(topology, routes, topology.place(topology.world_size - 1))
 
 
 TWO_STAGES = Case("1f1b", "joint", ("vision", "llm"), "llm in 2", "all learn")
