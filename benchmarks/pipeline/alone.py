@@ -94,7 +94,7 @@ def _timed(step: Callable[[], float]) -> _Step:
 
 def _pipeline(batch: Batch) -> Callable[[], float]:
     topology = PipelineTopology(units={LLM: UnitTopology()})
-    shape, groups = MODEL_SHAPES[MODEL], ProcessGroups.make(topology)
+    shape, groups = MODEL_SHAPES[MODEL], ProcessGroups.make(topology, torch.device("cpu"), tied=True)
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=ImageSpec(), audio=AudioSpec())[LLM]
     stages = build_stages(_model, topology, topology.place(0), cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
     step = PipelineStep(topology, stages, groups)

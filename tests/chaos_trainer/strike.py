@@ -176,10 +176,10 @@ def install(strikes: Strikes) -> None:
     behind(node_training, "write", Place.SAVED)
     before(node_training, "publish", Place.PUBLISH)
 
-    def send(run: Any, wire: Wire, tensor: torch.Tensor, to: int, tag: int) -> None:
+    def send(run: Any, wire: Wire, tensor: torch.Tensor, kind: Any, to: int, number: int) -> None:
         if to != wire._rank:
             reach(Place.SEND)
-        run(wire, tensor, to, tag)
+        run(wire, tensor, kind, to, number)
 
     def vote(run: Any, step: RecoverableStep, *arguments: Any) -> Any:
         mesh, everybody = step._mesh, step._mesh.everybody

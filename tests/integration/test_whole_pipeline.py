@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.verify.cases import MOST_PROCESSES, Case, every_pipeline
 from tests.verify.comparison import differences
 from tests.verify.covering import covering_cases
-from tests.verify.processes import TIMEOUT_S, Processes
+from tests.verify.processes import OPEN_END, TIMEOUT_S, Processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
 
@@ -24,14 +25,14 @@ FIRST = 20
 """Cases that are compared in every run. They have every choice, and most pairs of choices."""
 
 CASES = [
-    pytest.param(case, marks=pytest.mark.slow if number >= FIRST else (), id=str(case))
-    for number, case in enumerate(covering_cases(strength=2))
+    pytest.param(case, transport, marks=pytest.mark.slow if number >= FIRST else (), id=f"{case}, {transport}")
+    for number, (case, transport) in enumerate(zip(covering_cases(strength=2), itertools.cycle(OPEN_END)))
 ]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case) -> None:
-    assert differences(processes, case) == []
+@pytest.mark.parametrize(("case", "transport"), CASES)
+def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case, transport: str) -> None:
+    assert differences(processes, case, transport=transport) == []
 
 
 @pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)

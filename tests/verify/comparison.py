@@ -53,11 +53,13 @@ ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",),
 """The modules in front of a unit's layers."""
 
 
-def differences(processes: Processes, case: Case, *, expected: str | None = None, pack_tokens: int = 0) -> list[str]:
+def differences(
+    processes: Processes, case: Case, *, expected: str | None = None, pack_tokens: int = 0, transport: str = "gloo"
+) -> list[str]:
     """What is not the same, in words; nothing where all is well.
 
     `expected`: what is frozen in the one process. None: the same. `pack_tokens`: the pipeline, and not the one process, gets the
-    samples in packs that are padded to this length. 0: not packed.
+    samples in packs that are padded to this length. 0: not packed. `transport`: one of `OPEN_END`.
     """
     topology = parse(PipelineTopology, case.topology, "topology")
     packs: dict[int, int] = {}
@@ -72,6 +74,7 @@ def differences(processes: Processes, case: Case, *, expected: str | None = None
         tied=case.head == "tied",
         packs=packs,
         pack_tokens=pack_tokens,
+        transport=transport,
     )
     whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.precision)
     return compare(processes.run(order), *whole, TOLERANCES[case.precision])

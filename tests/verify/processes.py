@@ -10,7 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -26,6 +26,7 @@ from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
+from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, group_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -34,9 +35,10 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
-from headrace.trainer.pipeline.topology import Groups, PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.train_step import StepResult
 from tests.host_waits import watched
+from tests.ordered_backend import ordered_end
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
@@ -47,6 +49,9 @@ MAY_WAIT = {
     "pipeline/pipeline_step.py:PipelineStep._reduce": "the norm of the gradient",
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
+CPU = torch.device("cpu")
+OPEN_END = {"gloo": group_end, "ordered": ordered_end}
+"""By transport, the function that opens an end of a channel: gloo, or on it an EMULATION of NCCL, which keeps the order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Order:
     max_grad_norm: float = 1e9
     tied: bool = True
     """Whether the LLM's head is its embedding."""
+    transport: str = "gloo"
+    """One of OPEN_END."""
     load_from: str = ""
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
@@ -140,7 +147,7 @@ def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> Answer
 def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
-    made: _Made = {}
+    made = _Made()
     while True:
         number, order = pipe.recv()
         try:
@@ -149,20 +156,34 @@ def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
             pipe.send((number, traceback.format_exc()))
 
 
-_Made = dict[tuple[int, Groups, Groups, Groups], ProcessGroups]
-"""By all that they are made from: groups live on between cases, as to make them takes longer than many a case."""
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What lives on between cases, as to make it takes longer than many a case."""
+
+    groups: dict[tuple[Any, ...], ProcessGroups] = field(default_factory=dict)
+    """By all that they are made from."""
+    ends: dict[tuple[str, Channel], ChannelEnd | None] = field(default_factory=dict)
+    """By transport and channel."""
 
 
-def _groups(topology: PipelineTopology, made: _Made) -> ProcessGroups:
-    key = (topology.world_size, topology.data_groups(), topology.tensor_groups(), topology.tied_groups())
-    if key not in made:
-        made[key] = ProcessGroups.make(topology)
-    return made[key]
+def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGroups:
+    rank = dist.get_rank()
+
+    def open_end(channel: Channel) -> ChannelEnd | None:
+        key = order.transport, channel
+        if key not in made.ends:
+            made.ends[key] = OPEN_END[order.transport](channel, rank, CPU)
+        return made.ends[key]
+
+    key = topology.world_size, topology.data_groups(), topology.tensor_groups(), topology.tied_groups(), order.tied
+    if key not in made.groups:
+        made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
+    return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))
 
 
 def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     topology = cut(parse(PipelineTopology, order.topology, "topology"))
-    groups = _groups(topology, made)
+    groups = _groups(topology, order, made)
     if rank >= topology.world_size:
         return None
     dtype = getattr(torch, order.dtype)
@@ -227,7 +248,6 @@ def stages_of(
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
     make_model = partial(whole_model, shape, tied=tied)
-    cpu = torch.device("cpu")
-    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=cpu, slices=groups.slices, dtype=dtype)
+    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.slices, dtype=dtype)
     enlarge(torch.nn.ModuleList(stages))
     return stages

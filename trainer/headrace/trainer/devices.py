@@ -1,12 +1,16 @@
-"""The device that a process trains on, and checks for what cannot be trained on a GPU yet."""
+"""The device that a process trains on, and what cannot be trained on a GPU yet, or has not been."""
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
 
 from headrace.errors import UserError
+from headrace.observability.logs import pairs
+
+log = logging.getLogger(__name__)
 
 
 def local_device(name: str = "auto") -> torch.device:
@@ -21,16 +25,16 @@ def local_device(name: str = "auto") -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def check_pipeline(device_type: str, world_size: int) -> None:
-    """Raise UserError for a pipeline of several processes on GPUs.
+def warn_unproven(device_type: str, world_size: int) -> None:
+    """Log a warning for a pipeline of several processes on GPUs.
 
-    They would deadlock: a stage posts the next action's receives before its own sends, and NCCL runs the messages between two
-    processes strictly in the order in which each process posts them, whatever their tags.
+    Its messages cannot wait for each other on a transport that keeps their order, as NCCL does. That is shown on CPUs with such a
+    transport, and has not been run on several GPUs.
     """
     if device_type != "cpu" and world_size > 1:
-        raise UserError(
-            f"a pipeline of {world_size} processes on {device_type} devices would wait for itself in NCCL, for which its "
-            "messages are not ordered yet: train it with --device cpu, or a job for ranks that have all units, each on its GPU"
+        log.warning(
+            "a pipeline of several processes on GPUs has run with emulated NCCL only; if it stops, --device cpu goes on %s",
+            pairs(processes=world_size, device=device_type),
         )
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.plan import StepPlan
+from headrace.trainer.pipeline.channels import Channels
 from headrace.trainer.pipeline.emulated_stage import Emulated, EmulatedStep, emulate
 from headrace.trainer.pipeline.topology import PipelineTopology
 
@@ -26,8 +27,13 @@ def main() -> None:
     os.dup2(2, 1)  # gloo prints messages of its own on standard output: send them to standard error
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(count))
+    channels: dict[str, Channels] = {}  # by topology
     for line in sys.stdin:
-        print(json.dumps(_answer(emulate(_step(json.loads(line))))), file=answers, flush=True)
+        step = _step(json.loads(line))
+        key = step.topology.model_dump_json()
+        if key not in channels:
+            channels[key] = Channels(step.topology, dist.get_rank(), torch.device("cpu"))
+        print(json.dumps(_answer(emulate(step, channels[key]))), file=answers, flush=True)
 
 
 def _step(document: dict[str, Any]) -> EmulatedStep:

@@ -19,7 +19,8 @@ from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.reorder_service.planning.strategies import plan_of, run_strategy
 from headrace.schedule import Kind
 from headrace.spec import parse
-from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
+from headrace.trainer.pipeline.deadlock import check_order, check_rows
+from headrace.trainer.pipeline.message_order import actions_of
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 

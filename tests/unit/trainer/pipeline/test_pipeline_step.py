@@ -32,7 +32,7 @@ def step(request: pytest.FixtureRequest) -> Iterator[PipelineStep]:
     topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
-    groups = ProcessGroups.make(topology)
+    groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
     stages = build_stages(
         whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
     )

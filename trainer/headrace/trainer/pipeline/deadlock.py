@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 
 import numpy as np
 
 from headrace.errors import HeadraceError, UserError
 from headrace.held_activations import activation_memory, freed_by
 from headrace.plan import Microbatch, StepPlan, Topology
-from headrace.schedule import Action, Kind, Schedule, build
+from headrace.schedule import Action, Kind
+from headrace.trainer.pipeline.channels import Replica
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
-from headrace.trainer.pipeline.routes import Handover, Portion, Routes
+from headrace.trainer.pipeline.message_order import Message, Post, Program
+from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-
-
-def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> list[list[Action]]:
-    """Return the actions of each stage of one replica of a unit, in schedule order, with the plan's microbatch numbers."""
-    occupied = routes.occupied(replica)
-    in_flight = topology.in_flight if routes.in_flight is None else routes.in_flight
-    schedule = _schedule(topology.schedule, tuple(topology.stages.items()), len(occupied), topology.chunks, in_flight)
-    units = list(topology.stages)
-    first = sum(topology.stages[other] for other in units[: units.index(unit)])
-    return [
-        [replace(action, microbatch=occupied[action.microbatch]) for action in actions]
-        for actions in schedule[first : first + topology.stages[unit]]
-    ]
-
-
-@lru_cache(maxsize=64)
-def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks: int, in_flight: int | None) -> Schedule:
-    """Build the schedule of `count` microbatches numbered from 0; cached, as most steps have the same one as the step before."""
-    return build(name, dict(stages), range(count), chunks=chunks, in_flight=in_flight)
 
 
 def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
@@ -79,9 +62,9 @@ def check_rows(
         )
 
 
-def _connected_replicas(routes: Routes, place: Place) -> set[tuple[str, int]]:
+def _connected_replicas(routes: Routes, place: Place) -> set[Replica]:
     """Return the (unit, replica) pairs that exchange samples with this place's replica, directly or through others, and it."""
-    neighbours: dict[tuple[str, int], set[tuple[str, int]]] = {}
+    neighbours: dict[Replica, set[Replica]] = {}
     for handover in routes.handovers:
         one, other = ((portion.unit, portion.replica) for portion in (handover.source, handover.target))
         neighbours.setdefault(one, set()).add(other)
@@ -91,15 +74,6 @@ def _connected_replicas(routes: Routes, place: Place) -> set[tuple[str, int]]:
         found |= new
         new = {other for one in new for other in neighbours.get(one, ())} - found
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class _PortionAction:
-    """The forward, backward or weight action of one portion at one position of its unit."""
-
-    kind: Kind
-    portion: Portion
-    position: int
 
 
 def _as_one_replica(routes: Routes, topology: PipelineTopology) -> Routes:
@@ -123,69 +97,88 @@ def _as_one_replica(routes: Routes, topology: PipelineTopology) -> Routes:
     return Routes(plan, dict.fromkeys(topology.units, 1))
 
 
-class _Rehearsal:
-    """A dry run of all stages: each in turn takes its actions for as long as their inputs are available."""
+@dataclass(slots=True, eq=False)
+class _Channel:
+    """The messages from one program to another, as an in-order transport carries them."""
 
-    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[tuple[str, int]]) -> None:
-        self._topology, self._routes = topology, routes
-        self._done: set[_PortionAction] = set()
-        self._left: dict[tuple[str, int, int], list[Action]] = {}
-        self._forward: dict[tuple[str, int, int], list[Portion]] = {}
-        self._backward: dict[tuple[str, int, int], list[Portion]] = {}
-        for unit, replica in sorted(replicas):
-            for portion in routes.portions(unit, replica):
-                self._forward.setdefault((unit, replica, portion.forward), []).append(portion)
-                self._backward.setdefault((unit, replica, portion.backward), []).append(portion)
-            for stage, actions in enumerate(actions_of(topology, routes, unit, replica)):
-                self._left[unit, replica, stage] = list(reversed(actions))
+    order: Sequence[int] = ()
+    """Numbers of the messages in the order in which their receives are posted."""
+    sent: int = 0
+    received: int = 0
+
+    def send(self, number: int) -> None:
+        """Post a send. Raises HeadraceError if the receive that it would meet is that of another message."""
+        expected = self.order[self.sent] if self.sent < len(self.order) else None
+        if number != expected:
+            raise HeadraceError(
+                f"message {number} would be received as message {expected}: sender and receiver differ in the plan"
+            )
+        self.sent += 1
+
+
+class _Rehearsal:
+    """A dry run of all stages: each in turn takes its actions for as long as the messages that they need can arrive.
+
+    A message arrives once its send and its receive are posted and all earlier ones of its channel have arrived. To post one holds
+    up nothing but later messages of its channel. A receive that an action needs is posted in front of it, with all earlier ones
+    of its channel; that some are posted an action ahead can only make messages arrive sooner.
+    """
+
+    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[Replica]) -> None:
+        self._schedule = topology.schedule
+        self._programs = [
+            Program(topology, routes, (unit, replica, stage))
+            for unit, replica in sorted(replicas)
+            for stage in range(topology.units[unit].pp)
+        ]
+        self._left = {program.post: deque(program.actions) for program in self._programs}
+        self._channels: dict[tuple[Kind, Post, Post], _Channel] = {}
+        self._turns: dict[Message, int] = {}  # place of each message on its channel
+        self._forwards: set[tuple[Post, int, int]] = set()  # program, portion and chunk of the forwards that have run
+        for program in self._programs:
+            for (kind, sender), messages in program.arriving().items():
+                self._channels[kind, sender, program.post] = _Channel([message.number for message in messages])
+                self._turns.update((message, turn) for turn, message in enumerate(messages))
 
     def is_done(self) -> bool:
-        """Run all actions that can run, and return whether these are all."""
-        waiting = True
-        while waiting and any(self._left.values()):
-            waiting = False
-            for (unit, replica, stage), actions in self._left.items():
-                while actions and self._take(unit, replica, stage, actions[-1]):
-                    actions.pop()
-                    waiting = True
-        return not any(self._left.values())
+        """Run all actions that can run, and return whether these are all, and all messages have arrived."""
+        while sum(map(self._advance, self._programs)):
+            pass
+        return not any(self._left.values()) and all(
+            channel.received == channel.sent == len(channel.order) for channel in self._channels.values()
+        )
 
     def blocked(self) -> str:
-        """Name an action that waits for ever, and why."""
-        (unit, replica, stage), action = next((place, actions[-1]) for place, actions in self._left.items() if actions)
-        what = f"the {action.kind.name.lower()} of microbatch {action.microbatch}"
+        """Return a sentence about the first action that waits forever."""
+        post, action = next((post, left[0]) for post, left in self._left.items() if left)
+        what, (unit, replica, stage) = f"the {action.kind.name.lower()} of microbatch {action.microbatch}", post
         return (
-            f"the plan makes schedule {self._topology.schedule!r} wait for itself: {what} on stage {stage} of {unit} "
+            f"the plan makes schedule {self._schedule!r} wait for itself: {what} on stage {stage} of {unit} "
             f"replica {replica} never gets its inputs; the plan must not have a sample in a unit before the one in front"
         )
 
-    def _take(self, unit: str, replica: int, stage: int, action: Action) -> bool:
-        """Run an action if its inputs are available; return whether it ran."""
-        portions = self._forward if action.kind == Kind.FORWARD else self._backward  # a weight action has its backward's portions
-        position = action.chunk * self._topology.units[unit].pp + stage
-        steps = [
-            _PortionAction(action.kind, portion, position) for portion in portions.get((unit, replica, action.microbatch), ())
-        ]
-        if not all(needed in self._done for step in steps for needed in self._needs(step)):
+    def _advance(self, program: Program) -> bool:
+        """Run a program for as long as it does not have to wait; return whether it ran anything."""
+        left = self._left[program.post]
+        before = len(left)
+        while left and self._take(program, left[0]):
+            left.popleft()
+        return len(left) < before
+
+    def _take(self, program: Program, action: Action) -> bool:
+        portions = program.portions_of(action)
+        forwards = {(program.post, portion, action.chunk) for portion in portions}
+        if action.kind == Kind.FORWARD:
+            self._forwards |= forwards
+        elif not forwards <= self._forwards:
             return False
-        self._done.update(steps)
+        needed = [message for portion in portions for message in program.takes(action, portion)]
+        for message in needed:
+            channel, turn = self._channels[message.kind, message.sender, message.receiver], self._turns[message]
+            channel.received = max(channel.received, min(channel.sent, turn + 1))
+            if channel.received <= turn:
+                return False
+        for portion in portions:
+            for message in program.sends(action, portion):
+                self._channels.setdefault((message.kind, message.sender, message.receiver), _Channel()).send(message.number)
         return True
-
-    def _needs(self, step: _PortionAction) -> list[_PortionAction]:
-        here, last = step.position, self._topology.num_parts(step.portion.unit) - 1
-        if step.kind == Kind.WEIGHT:
-            return [_PortionAction(Kind.BACKWARD, step.portion, here)]
-        if step.kind == Kind.FORWARD:
-            if here > 0:
-                return [_PortionAction(step.kind, step.portion, here - 1)]
-            return self._of_others(step.kind, self._routes.into(step.portion), lambda handover: handover.source, first=False)
-        needs = [_PortionAction(Kind.FORWARD, step.portion, here)]
-        if here < last:
-            return [*needs, _PortionAction(step.kind, step.portion, here + 1)]
-        return needs + self._of_others(step.kind, self._routes.out_of(step.portion), lambda handover: handover.target, first=True)
-
-    def _of_others(
-        self, kind: Kind, handovers: Sequence[Handover], side: Callable[[Handover], Portion], *, first: bool
-    ) -> list[_PortionAction]:
-        portions = [side(handover) for handover in handovers]
-        return [_PortionAction(kind, portion, 0 if first else self._topology.num_parts(portion.unit) - 1) for portion in portions]

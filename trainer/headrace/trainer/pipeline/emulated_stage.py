@@ -20,6 +20,7 @@ from headrace.schedule import Kind
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.pipeline.cargo import Cargo
+from headrace.trainer.pipeline.channels import Channels
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.events import Recording
 from headrace.trainer.pipeline.executor import Executor
@@ -116,10 +117,10 @@ class _Sleep(torch.autograd.Function):
         return (None, None, None, *(torch.zeros(shape) for shape in ctx.shapes))
 
 
-def emulate(step: EmulatedStep) -> Emulated:
+def emulate(step: EmulatedStep, channels: Channels) -> Emulated:
     """Run this process's share of an emulated step.
 
-    Every process of the default group calls it, and the topology has a place for each of them.
+    Every process of the default group calls it, and the topology has a place for each of them. `channels`: of this process.
     """
     topology = step.topology
     place = topology.place(dist.get_rank())
@@ -130,7 +131,7 @@ def emulate(step: EmulatedStep) -> Emulated:
         EmulatedChunk(forward_s, step.factors[place.unit], is_last=ends and chunk == topology.chunks - 1)
         for chunk in range(topology.chunks)
     ]
-    executor = Executor(topology, place, parts, torch.float32)
+    executor = Executor(topology, place, parts, torch.float32, channels)
     routes = Routes(step.plan, topology.replicas)
     empty = collate(())
     cargo: dict[Portion, Cargo] = {}  # made before the step, as in training beside it

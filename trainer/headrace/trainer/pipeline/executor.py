@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from operator import methodcaller
 from typing import NamedTuple
 
 import torch
@@ -17,9 +19,10 @@ from headrace.schedule import ZERO_BUBBLE, Action, Kind
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.pipeline.action_clock import ActionClock
 from headrace.trainer.pipeline.cargo import Cargo, CargoMaker, Feed
+from headrace.trainer.pipeline.channels import Channels
 from headrace.trainer.pipeline.chunk import Chunk, Output
-from headrace.trainer.pipeline.deadlock import actions_of, check_order, check_rows
-from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
+from headrace.trainer.pipeline.deadlock import check_order, check_rows
+from headrace.trainer.pipeline.message_order import Message, Program
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
@@ -59,11 +62,11 @@ class _Held:
 
 
 class _Link(NamedTuple):
-    """Peer and tag of a message between two adjacent positions of a unit."""
+    """Peer and number of a message between two adjacent positions of a unit."""
 
     rank: int
     """Rank of the process at the other end."""
-    tag: int
+    number: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,6 +92,8 @@ class _Move:
     """Both as in `GradientFlow`, for this position."""
     frees_cargo: bool
     """Whether no later action needs the portion's cargo."""
+    takes: Sequence[Message]
+    """The messages that it needs."""
 
 
 class Executor:
@@ -100,21 +105,17 @@ class Executor:
         place: Place,
         chunks: Sequence[Chunk],
         dtype: torch.dtype,
-        group: dist.ProcessGroup | None = None,
-        wait: Callable[[dist.Work], object] = dist.Work.wait,
+        channels: Channels,
+        wait: Callable[[dist.Work], object] = methodcaller("wait"),
     ) -> None:
-        """`dtype`: dtype of messages. `group`: the group whose ranks are the topology's, None for all processes.
-        `wait`: function that waits for a message to arrive.
-        """
+        """`dtype`: dtype of messages. `channels`: of this process. `wait`: function that waits for a message to arrive."""
         self.topology = topology
         self.place = place
         self.chunks = chunks
-        self.flow = GradientFlow.of(topology, place.unit)
-        self.units_needing_gradient = {unit for unit in topology.units if needs_output_gradient(topology, unit)}
         self.prepare = CargoMaker(topology, place, chunks)
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
-        self.wire = Wire(chunks[0].device, dtype, group, wait)
+        self.wire = Wire(topology.rank(place), channels, chunks[0].device, dtype, wait)
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
 
@@ -127,8 +128,9 @@ class Executor:
         more rows than its unit's `max_rows`.
         """
         check_order(self.topology, routes, self.place)
+        self.wire.channels.open_between(routes.pairs)
         run = _Run(self, routes, feed)
-        actions = self.actions(routes)
+        actions = run.program.actions
         check_rows(self.topology, self.place, actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
         for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
@@ -140,10 +142,6 @@ class Executor:
         self.clock = run.clock
         return run.totals
 
-    def actions(self, routes: Routes) -> Sequence[Action]:
-        """Return the actions of this process's stage, in schedule order."""
-        return actions_of(self.topology, routes, self.place.unit, self.place.replica)[self.place.stage]
-
 
 class _Run:
     """The state of one step in progress on one process."""
@@ -151,17 +149,14 @@ class _Run:
     def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
         self.totals = Totals(torch.zeros((), dtype=torch.float64, device=executor.chunks[0].device))
         self.clock = ActionClock(executor.place, executor.wire, executor.chunks[0].device)
-        self._place, self._flow, self._units_needing_gradient = executor.place, executor.flow, executor.units_needing_gradient
         self._chunks, self._wire, self._peers = executor.chunks, executor.wire, executor.peers
         self._feed = feed
-        self._last = self._flow.num_parts - 1  # the unit's last position
-        # From here on a portion is identified by its index in this list.
-        self._portions = routes.portions(self._place.unit, self._place.replica)
-        self._by_kind = {
-            Kind.FORWARD: _numbers(portion.forward for portion in self._portions),
-            Kind.BACKWARD: _numbers(portion.backward for portion in self._portions),
-        }
-        self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
+        place = executor.place
+        self.program = Program(executor.topology, routes, (place.unit, place.replica, place.stage))
+        self._last = self.program.flow.num_parts - 1  # the unit's last position
+        self._portions = self.program.portions  # from here on a portion is identified by its index in this list
+        self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
+        self._taken_by: dict[Message, _Move] = {}
         self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -172,58 +167,68 @@ class _Run:
         """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
         return {
             microbatch: sum((self._cargo.get(portion) or self._load(portion)).num_rows for portion in portions)
-            for microbatch, portions in self._by_kind[kind].items()
+            for microbatch, portions in self.program.microbatches(kind).items()
         }
 
     # -- before the step --------------------------------------------------------------------------------------------
 
     def moves(self, action: Action) -> list[_Move]:
         """Return the moves of an action, one for each of its portions."""
-        position = action.chunk * len(self._peers) + self._place.stage
+        position, flow = self.program.position(action), self.program.flow
         before, behind = position - 1, position + 1
         source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
         chunk = self._chunks[action.chunk]
-        return [
+        moves = [
             _Move(
                 kind=action.kind,
                 portion=portion,
                 chunk=chunk,
                 position=position,
-                source=self._link(action.kind, portion, position, source),
-                target=self._link(action.kind, portion, position, target),
+                source=self._link(portion, position, source),
+                target=self._link(portion, position, target),
                 width=chunk.token_width if source > self._last else chunk.width,
-                has_backward=self._flow.has_backward(position),
-                sends_gradient=self._flow.sends_gradient(position),
+                has_backward=flow.has_backward(position),
+                sends_gradient=flow.sends_gradient(position),
                 frees_cargo=action.kind == Kind.BACKWARD and action.chunk == 0,
+                takes=self.program.takes(action, portion),
             )
-            for portion in self._by_kind[action.kind].get(action.microbatch, ())
+            for portion in self.program.portions_of(action)
         ]
+        self._taken_by.update((message, move) for move in moves for message in move.takes)
+        return moves
 
-    def _link(self, kind: Kind, portion: int, position: int, other: int) -> _Link | None:
+    def _link(self, portion: int, position: int, other: int) -> _Link | None:
         """Return the message link between a position of this process and an adjacent one; None past the unit's ends."""
         if not 0 <= other <= self._last:
             return None
-        number = portion * (self._last + 1) + min(position, other)
-        return _Link(self._peers[other % len(self._peers)], _tag(kind, number))
+        return _Link(self._peers[other % len(self._peers)], self.program.link_number(portion, position, other))
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def post(self, moves: Sequence[_Move]) -> None:
-        """Post the receives of an action."""
+        """Load the data of an action, and post its receives and all of their channels that are sent before them."""
         for move in moves:
-            is_forward = move.kind == Kind.FORWARD
-            if not is_forward and (move.kind == Kind.WEIGHT or not move.has_backward):
-                return
-            cargo = self._cargo.get(move.portion) or self._load(move.portion)
-            if move.source is not None:
-                if cargo.num_rows:
-                    shape = (cargo.num_rows, move.width)
-                    self._wire.expect(shape, *move.source, requires_grad=is_forward and move.sends_gradient)
-                continue
-            for exchange in cargo.arriving if is_forward else cargo.leaving:
-                requires_grad = is_forward and exchange.unit in self._units_needing_gradient
-                source, tag = exchange.neighbours.source, _tag(move.kind, exchange.number)
-                self._wire.expect((exchange.num_rows, move.width), source, tag, requires_grad=requires_grad)
+            if move.portion not in self._cargo:
+                self._load(move.portion)
+            for message in move.takes:
+                waiting = self._arriving[message.kind, message.sender]
+                while message in self._taken_by:  # until it is posted
+                    earliest = waiting.popleft()
+                    self._expect(earliest, self._taken_by.pop(earliest))
+
+    def _expect(self, message: Message, move: _Move) -> None:
+        cargo = self._cargo.get(move.portion) or self._load(move.portion)
+        is_forward = move.kind == Kind.FORWARD
+        if move.source is not None:
+            if cargo.num_rows:
+                shape = (cargo.num_rows, move.width)
+                self._wire.expect(shape, move.kind, *move.source, requires_grad=is_forward and move.sends_gradient)
+            return
+        for exchange in cargo.arriving if is_forward else cargo.leaving:
+            if exchange.number == message.number:
+                requires_grad = is_forward and exchange.unit in self.program.units_needing_gradient
+                shape = (exchange.num_rows, move.width)
+                self._wire.expect(shape, move.kind, exchange.neighbours.source, message.number, requires_grad=requires_grad)
 
     def take(self, moves: Sequence[_Move]) -> None:
         """Run an action whose receives were posted."""
@@ -240,7 +245,7 @@ class _Run:
         arrived: list[Tensor] = []
         tokens: dict[str, Tensor] = {}
         if move.source is not None:
-            hidden = self._wire.receive(*move.source)
+            hidden = self._wire.receive(move.kind, *move.source)
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
@@ -251,7 +256,7 @@ class _Run:
         if output.loss is not None:
             self.totals.add(output.loss, self._portions[move.portion].samples)
         if output.rows is not None and move.target is not None:
-            self._wire.send(output.rows, *move.target)
+            self._wire.send(output.rows, move.kind, *move.target)
         elif output.rows is not None:
             for exchange in cargo.leaving:
                 rows = output.rows if exchange.is_all_of(output.rows) else output.rows.detach()[exchange.rows]
@@ -278,7 +283,7 @@ class _Run:
             if self._defers_weights:
                 self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
         if move.sends_gradient and move.target is not None and held.hidden is not None:
-            self._wire.send(_gradient_of(held.hidden), *move.target)
+            self._wire.send(_gradient_of(held.hidden), move.kind, *move.target)
         arriving = self._cargo[move.portion].arriving
         for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrives by exchange after the first position
             if tensor.requires_grad:
@@ -286,7 +291,7 @@ class _Run:
 
     def _gradient(self, move: _Move, output: Tensor) -> Tensor:
         if move.source is not None:
-            return self._wire.receive(*move.source)
+            return self._wire.receive(move.kind, *move.source)
         leaving = self._cargo[move.portion].leaving
         if len(leaving) == 1 and leaving[0].is_all_of(output):
             return self._receive(Kind.BACKWARD, leaving[0])
@@ -309,11 +314,11 @@ class _Run:
     # -- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
-        return self._wire.receive(exchange.neighbours.source, _tag(kind, exchange.number))
+        return self._wire.receive(kind, exchange.neighbours.source, exchange.number)
 
     def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
         for rank in exchange.neighbours.receivers:
-            self._wire.send(rows, rank, _tag(kind, exchange.number))
+            self._wire.send(rows, kind, rank, exchange.number)
 
     # -- data -----------------------------------------------------------------------------------------------------------
 
@@ -326,23 +331,6 @@ class _Run:
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
 """Functions rather than bound methods: a run that held its own methods would be a reference cycle, and keep the connections of
 a lost generation until Python collects cycles."""
-
-
-def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
-    """Return the indices of the portions of each microbatch. microbatches: the microbatch of each portion."""
-    grouped: dict[int, list[int]] = {}
-    for number, microbatch in enumerate(microbatches):
-        grouped.setdefault(microbatch, []).append(number)
-    return grouped
-
-
-def _tag(kind: Kind, number: int) -> int:
-    """Return the tag of a message, unique among all that two processes exchange in a step.
-
-    Two processes exchange either links within a unit or handovers between units, never both, so their numbers do not collide.
-    A gradient has the odd tag after that of the activations it answers (see `Wire`).
-    """
-    return 2 * number + kind
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class PipelineStep:
         self.topology = topology
         self._device = stages[0].device
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
-        self._executor = Executor(topology, self.place, stages, dtype)
+        self._executor = Executor(topology, self.place, stages, dtype, groups.channels)
         self.prepare = self._executor.prepare
         """Makes the cargo of portions for the feed of a step."""
         self.groups = groups

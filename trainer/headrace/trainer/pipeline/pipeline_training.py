@@ -15,7 +15,7 @@ import torch
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import check_pipeline, local_device
+from headrace.trainer.devices import local_device, warn_unproven
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
@@ -65,7 +65,7 @@ def train_pipeline(
         torch.set_num_threads(threads)
     topology.check_world(num_ranks())
     device = device or local_device()
-    check_pipeline(device.type, num_ranks())
+    warn_unproven(device.type, num_ranks())
     loader = PipelineLoader(
         endpoint,
         job=job,
@@ -88,7 +88,7 @@ def train_pipeline(
         topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
         settings = topology.optimizer.resolved(name, model.pretrained)
         with process_group(device):
-            groups = ProcessGroups.make(topology)
+            groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
             dtype = PRECISIONS[precision]
             document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
             alike = {"topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 import torch.distributed as dist
 
+from headrace.trainer.pipeline.channels import Channels, OpenEnd
 from headrace.trainer.pipeline.topology import Groups, PipelineTopology
 
 
@@ -20,24 +22,25 @@ class ProcessGroups:
     slices: dist.ProcessGroup | None
     """Tensor-parallel group: the slices of the same stage of the same replica."""
     tied: dist.ProcessGroup | None
-    """The LLM's first and last stage, which may share the matrix of embedding and head."""
+    """The LLM's first and last stage, where they share the matrix of embedding and head."""
+    channels: Channels
+    """This process's ends of the channels for messages between stages."""
 
     @classmethod
-    def make(cls, topology: PipelineTopology) -> Self:
-        """Create the groups. Every process of the world calls it, also processes that have no place in the topology."""
+    def make(cls, topology: PipelineTopology, device: torch.device, *, tied: bool, open_end: OpenEnd | None = None) -> Self:
+        """Create the groups. Every process of the world calls it, also processes that have no place in the topology.
+
+        No process waits for others than those in its own groups. `tied`: whether the LLM's head is its embedding. `open_end`:
+        as `Channels` takes it.
+        """
         everybody = _own((tuple(range(topology.world_size)),), alone=True)
         return cls(
             everybody=everybody,  # type: ignore[arg-type]  # None only where there is no place
             replicas=_own(topology.data_groups()),
             slices=_own(topology.tensor_groups()),
-            tied=_own(topology.tied_groups()),
+            tied=_own(topology.tied_groups()) if tied else None,
+            channels=Channels(topology, dist.get_rank(), device, open_end),
         )
-
-    def close(self) -> None:
-        """Destroy the groups."""
-        for group in (self.everybody, self.replicas, self.slices, self.tied):
-            if group is not None:
-                dist.destroy_process_group(group)
 
 
 def _own(groups: Groups, *, alone: bool = False) -> dist.ProcessGroup | None:

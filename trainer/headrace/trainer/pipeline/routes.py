@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from headrace.plan import StepPlan
 
@@ -63,15 +64,23 @@ class Routes:
         units = list(plan.topology.stages)
         places = {unit: _places(plan, unit, replicas[unit]) for unit in units}
         back = {sample: place.microbatch for sample, place in places[units[-1]].items()}
-        self._portions = {unit: _portions(unit, places[unit], back) for unit in units}
+        of_unit = {unit: _portions(unit, places[unit], back) for unit in units}
+        self._portions: dict[tuple[str, int], list[Portion]] = {}
+        self._occupied: dict[int, set[int]] = {}  # by replica
+        for portion in chain.from_iterable(of_unit.values()):
+            self._portions.setdefault((portion.unit, portion.replica), []).append(portion)
+            self._occupied.setdefault(portion.replica, set()).update((portion.forward, portion.backward))
         self._into: dict[Portion, list[Handover]] = {}
         self._out_of: dict[Portion, list[Handover]] = {}
         self.handovers: list[Handover] = []
         for unit, behind in plan.topology.feeds.items():
-            self._connect(self._portions[unit], self._portions[behind])
+            self._connect(of_unit[unit], of_unit[behind])
         self.in_flight = plan.in_flight
         """Most microbatches that a stage may hold in this step under the 'eager' schedule; None: as many as the topology says."""
-        self.crosses = any(handover.source.replica != handover.target.replica for handover in self.handovers)
+        ends = ((handover.source, handover.target) for handover in self.handovers)
+        self.pairs = {((source.unit, source.replica), (target.unit, target.replica)) for source, target in ends}
+        """The pairs of a replica and one of the next unit between which samples pass."""
+        self.crosses = any(source != target for (_, source), (_, target) in self.pairs)
         """Whether any sample passes from a replica of one unit to a replica with another index in the next unit."""
 
     def _connect(self, sources: Sequence[Portion], targets: Sequence[Portion]) -> None:
@@ -88,7 +97,7 @@ class Routes:
 
     def portions(self, unit: str, replica: int) -> list[Portion]:
         """Return the portions of one replica of a unit, ordered by the microbatch of their forward, then of their backward."""
-        return [portion for portion in self._portions[unit] if portion.replica == replica]
+        return self._portions.get((unit, replica), [])
 
     def into(self, portion: Portion) -> Sequence[Handover]:
         """Return the handovers into a portion, ordered by upstream unit; none in an encoder."""
@@ -104,10 +113,8 @@ class Routes:
         They are those in which any unit has a sample on this replica. If samples change replicas (`crosses`), all replicas run
         the microbatches that any replica has, which avoids deadlocks; the planner's simulator does the same.
         """
-        portions = [
-            portion for of_unit in self._portions.values() for portion in of_unit if self.crosses or portion.replica == replica
-        ]
-        return tuple(sorted({index for portion in portions for index in (portion.forward, portion.backward)}))
+        occupied = set().union(*self._occupied.values()) if self.crosses else self._occupied.get(replica, ())
+        return tuple(sorted(occupied))
 
 
 def _places(plan: StepPlan, unit: str, replicas: int) -> dict[int, _Place]:

@@ -17,6 +17,7 @@ from headrace.quarantine import Rejected
 from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
 from headrace.trainer.pipeline.cargo import Prepare
+from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, OpenEnd
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.recovery.held_layers import Holding
@@ -82,9 +83,10 @@ class RecoverableStep:
         present = [rank for rank in layout.ranks if rank != NOBODY]
         self._pipeline_index = layout.pipeline
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
-        self._executor = Executor(
-            layout.topology, layout.place, [stage], dtype, self._pipeline, partial(mesh.wait_for_message, in_pipeline=True)
-        )
+        wait = partial(mesh.wait_for_message, in_pipeline=True)
+        with mesh.interruptible(in_pipeline=True):
+            channels = Channels(layout.topology, layout.topology.rank(layout.place), stage.device, self._end_of(layout), wait)
+        self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in holders.items():
@@ -102,6 +104,19 @@ class RecoverableStep:
     def prepare(self) -> Prepare:
         """The function that makes the cargo of portions for this node's stage."""
         return self._executor.prepare
+
+    def _end_of(self, layout: Layout) -> OpenEnd:
+        """Return a function that opens this node's end of a channel: gloo keeps those of one group apart by their tags."""
+        present = [rank for rank in layout.ranks if rank != NOBODY]
+
+        def open_end(channel: Channel) -> ChannelEnd | None:
+            ends = [layout.ranks[place] for place in channel[1:]]
+            if layout.rank not in ends or NOBODY in ends:
+                return None
+            peer = ends[1 - ends.index(layout.rank)]
+            return ChannelEnd(self._pipeline, present.index(peer), tag=channel.kind)
+
+        return open_end
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
         """Run forward and backward of further microbatches of a step, and return the share with them added.

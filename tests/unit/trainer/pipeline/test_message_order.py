@@ -1,0 +1,231 @@
+"""The messages of real executors under an in-order transport, which is SIMULATED: none waits for itself, none is mixed up."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headrace.plan import Topology
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.schedule import Kind
+from headrace.spec import STRATEGIES, parse
+from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.pipeline.channels import Channel, Channels, channels_between, channels_within, pairs_of_lanes
+from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
+from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.topology import PipelineTopology
+from tests.verify.cases import Case, every_pipeline
+from tests.verify.processes import cut
+
+MICROBATCHES, SAMPLES, REJECTED = 6, 24, 7
+PIPELINES = list(every_pipeline())
+
+
+class Operation(NamedTuple):
+    """A send or receive, as a process posts it."""
+
+    channel: Channel
+    number: int
+    num_rows: int
+    num_waits: int
+    """Waits for messages that the process posted before it."""
+
+
+@dataclass
+class Recorder:
+    """Takes the place of an executor's wire, and records what it is asked for."""
+
+    rank: int
+    posted: list[Operation] = field(default_factory=list)
+    awaited: list[tuple[Channel, int]] = field(default_factory=list)
+    waited_s: float = 0.0
+    most_unused: Counter[Channel] = field(default_factory=Counter)
+    """Most receives of a channel that were posted and not used yet."""
+
+    def __post_init__(self) -> None:
+        self.channels = self
+        self._unused: dict[tuple[Channel, int], Tensor] = {}
+        self._own: dict[tuple[Kind, int], Tensor] = {}
+
+    def open_between(self, _: object) -> None:
+        """No channel needs to be opened."""
+
+    def send(self, tensor: Tensor, kind: Kind, to: int, number: int) -> None:
+        if to == self.rank:
+            self._own[kind, number] = tensor.detach().requires_grad_(tensor.requires_grad)
+        else:
+            self.posted.append(Operation(Channel(kind, self.rank, to), number, len(tensor), len(self.awaited)))
+
+    def expect(self, shape: tuple[int, int], kind: Kind, source: int, number: int, *, requires_grad: bool = False) -> None:
+        if source != self.rank:
+            channel = Channel(kind, source, self.rank)
+            self.posted.append(Operation(channel, number, shape[0], len(self.awaited)))
+            self._unused[channel, number] = torch.zeros(shape, requires_grad=requires_grad)
+            unused = sum(channel == of for of, _ in self._unused)
+            self.most_unused[channel] = max(self.most_unused[channel], unused)
+
+    def receive(self, kind: Kind, source: int, number: int) -> Tensor:
+        if source == self.rank:
+            return self._own.pop((kind, number))
+        self.awaited.append((Channel(kind, source, self.rank), number))
+        return self._unused.pop(self.awaited[-1])
+
+
+class Instant(EmulatedChunk):
+    def sleep(self, seconds: float) -> None:
+        """Takes no time."""
+
+
+def topology_of(case: Case) -> PipelineTopology:
+    return cut(parse(PipelineTopology, case.topology, "topology"))
+
+
+def routes_of(case: Case, topology: PipelineTopology, seed: int) -> Routes:
+    rng = np.random.default_rng(seed)
+    costs = {unit: rng.lognormal(0, 1, SAMPLES) * (rng.random(SAMPLES) < 0.7) + 1e-3 for unit in topology.stages}
+    planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
+    own = {unit: dp for unit, dp in topology.replicas.items() if unit != "llm"}
+    execution = Execution(may_cross_replicas=True, unit_replicas=own)
+    plan = make_plan(case.strategy, np.arange(SAMPLES), costs, planned, seed=seed, execution=execution)
+    return Routes(plan, topology.replicas)
+
+
+def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
+    """What every rank posts in a step, in which every REJECTED-th sample could not be decoded."""
+    empty = collate(())
+    recorders = []
+    for rank in range(topology.world_size):
+        place = topology.place(rank)
+        ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
+        parts = [
+            Instant(defaultdict(float), (1, 1, 1), is_last=ends and c == topology.chunks - 1) for c in range(topology.chunks)
+        ]
+        executor = Executor(topology, place, parts, torch.float32, cast(Channels, None))
+        recorders.append(Recorder(rank))
+        executor.wire = cast(Any, recorders[-1])
+
+        def feed(portion: Portion) -> PackedMicrobatch:
+            good = [sample for sample in portion.samples if sample % REJECTED]
+            counts = torch.ones(len(good), dtype=torch.int32)
+            return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
+
+        executor.run(routes, feed)
+    return recorders
+
+
+def simulate(recorders: list[Recorder], communicator: Callable[[Channel], object]) -> tuple[set[int], list[str]]:
+    """The ranks that never get to their end, and the messages that are taken for others.
+
+    The operations of a communicator run one after the other on each rank. Each begins once the rank has got through the waits in
+    front of it. A send ends only with the receive that takes it, and no operation holds up the process that posts it.
+    """
+    queues: dict[tuple[int, object], list[Operation]] = defaultdict(list)
+    for recorder in recorders:
+        for operation in recorder.posted:
+            queues[recorder.rank, communicator(operation.channel)].append(operation)
+    at: Counter[tuple[int, object]] = Counter()
+    past: Counter[int] = Counter()  # number of waits that each rank has got through
+    arrived: set[tuple[Channel, int]] = set()
+    mixed = []
+
+    def head(rank: int, of: object) -> Operation | None:
+        rest = queues[rank, of][at[rank, of] :]
+        return rest[0] if rest and rest[0].num_waits <= past[rank] else None
+
+    progress = True
+    while progress:
+        progress = False
+        for recorder in recorders:
+            while past[recorder.rank] < len(recorder.awaited) and recorder.awaited[past[recorder.rank]] in arrived:
+                past[recorder.rank] += 1
+                progress = True
+        for rank, of in list(queues):
+            while (sent := head(rank, of)) and sent.channel.sender == rank:
+                taken = head(sent.channel.receiver, of)
+                if taken is None or taken.channel != sent.channel:
+                    break
+                if (sent.number, sent.num_rows) != (taken.number, taken.num_rows):
+                    mixed.append(f"{sent} taken for {taken}")
+                arrived.add((taken.channel, taken.number))
+                at[rank, of] += 1
+                at[sent.channel.receiver, of] += 1
+                progress = True
+    stuck = {recorder.rank for recorder in recorders if past[recorder.rank] < len(recorder.awaited)}
+    return stuck | {rank for (rank, of), queue in queues.items() if at[rank, of] < len(queue)}, mixed
+
+
+def all_channels(topology: PipelineTopology, routes: Routes) -> set[Channel]:
+    pairs = {*pairs_of_lanes(topology), *routes.pairs}
+    return {*channels_within(topology), *(channel for pair in pairs for channel in channels_between(topology, *pair))}
+
+
+def problems(case: Case, seed: int) -> Iterator[str]:
+    """What goes wrong with the messages of a case, in words."""
+    topology = topology_of(case)
+    routes = routes_of(case, topology, seed)
+    recorders = recorded(topology, routes)  # each rank's check_order runs in it, too
+    stuck, mixed = simulate(recorders, lambda channel: channel)
+    yield from (f"rank {rank} is stuck" for rank in stuck)
+    yield from mixed
+    used = {operation.channel for recorder in recorders for operation in recorder.posted}
+    yield from (f"{channel} is not open" for channel in used - all_channels(topology, routes))
+    most = max((count for recorder in recorders for count in recorder.most_unused.values()), default=0)
+    if most > 4 * MICROBATCHES:
+        yield f"{most} receives of a channel are posted at once"
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.integers(0, 2**16))
+def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, seed: int) -> None:
+    case = replace(pipeline, strategy=strategy)
+    assert list(problems(case, seed)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_message_of_every_case_arrives_in_its_place() -> None:
+    for seed, (pipeline, strategy) in enumerate((pipeline, strategy) for pipeline in PIPELINES for strategy in STRATEGIES):
+        case = replace(pipeline, strategy=strategy)
+        assert list(problems(case, seed)) == [], case
+
+
+TWO_STAGES = Case("1f1b", "joint", ("vision", "llm"), "llm in 2", "all learn")
+
+
+@pytest.mark.parametrize(
+    ("what", "communicator"),
+    [
+        ("of a pair of ranks", lambda channel: frozenset(channel[1:])),
+        ("of a pair and kind, where messages of a kind go both ways", lambda channel: (channel.kind, frozenset(channel[1:]))),
+    ],
+)
+def test_channels_that_share_a_communicator_wait_for_themselves(what: str, communicator: Callable[[Channel], object]) -> None:
+    """The simulation can fail: with communicators of less than a channel, which is how NCCL carries tagged messages."""
+    both_ways = replace(TWO_STAGES, schedule="interleaved")
+    topology = topology_of(both_ways)
+    stuck, _ = simulate(recorded(topology, routes_of(both_ways, topology, 0)), communicator)
+    assert stuck, what
+
+
+def test_receives_in_the_order_of_their_use_would_be_mixed_up() -> None:
+    """Where two units interleave their chunks, a sender's order is not that in which the messages are needed."""
+    case = Case("interleaved", "joint", ("vision", "llm"), "encoder in 2", "all learn")
+    orders = []
+    for seed in range(8):
+        topology = topology_of(case)
+        for recorder in recorded(topology, routes_of(case, topology, seed)):
+            for channel in {of for of, _ in recorder.awaited}:
+                posted = [operation.number for operation in recorder.posted if operation.channel == channel]
+                orders.append(posted == [number for of, number in recorder.awaited if of == channel])
+    assert not all(orders)

@@ -1,0 +1,154 @@
+"""The channels over which the processes of a pipeline exchange messages: an in-order queue for each sender, receiver and kind.
+
+NCCL ignores tags, and runs the sends and receives of a communicator in the order in which a process posts them: a receive that
+is posted in front of a send holds up the send, on both sides if both do so. So no communicator is used in both directions, nor
+for activations and gradients together: every channel has its own, in which one process only sends and the other only receives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import methodcaller
+from typing import NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from headrace.plan import Topology
+from headrace.schedule import Kind
+from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
+
+Replica = tuple[str, int]
+"""A replica of a unit: the unit and its index."""
+Pair = tuple[Replica, Replica]
+"""A replica, and one of the next unit that takes samples from it."""
+
+
+class Channel(NamedTuple):
+    """All messages of a kind, FORWARD or BACKWARD, that one rank sends to another."""
+
+    kind: Kind
+    sender: int
+    receiver: int
+
+
+class ChannelEnd(NamedTuple):
+    """One process's end of a channel."""
+
+    backend: dist.ProcessGroup
+    """What sends or receives; a `torch.distributed` backend, which has the methods of a group."""
+    peer: int
+    """The other process's rank in it."""
+    tag: int = 0
+    """The same for all messages of a channel. Backends that know tags can have several channels, with a tag for each."""
+
+
+OpenEnd = Callable[[Channel], ChannelEnd | None]
+"""A function that opens a channel together with the process at the other end; None: this process is at neither end of it."""
+
+
+class Channels:
+    """The ends of the channels of one process. All processes of a topology make one at the same time."""
+
+    def __init__(
+        self,
+        topology: PipelineTopology,
+        rank: int,
+        device: torch.device,
+        open_end: OpenEnd | None = None,
+        wait: Callable[[dist.Work], object] = methodcaller("wait"),
+    ) -> None:
+        """Open the channels within units, and between replicas of the same lane (see `headrace.trainer.pipeline.routes`).
+
+        `open_end`: None is `group_end`, for a group of `torch.distributed` for each channel. `wait`: function that waits for a
+        message.
+        """
+        self._topology, self._rank, self._device, self._wait = topology, rank, device, wait
+        self._open_end = open_end or partial(group_end, rank=rank, device=device)
+        self._ends: dict[Channel, ChannelEnd] = {}
+        self._open_pairs: set[Pair] = set()
+        self._open(channels_within(topology))
+        self.open_between(pairs_of_lanes(topology))
+
+    def __getitem__(self, channel: Channel) -> ChannelEnd:
+        return self._ends[channel]
+
+    def open_between(self, pairs: Iterable[Pair]) -> None:
+        """Open the channels between these replicas that are not open yet. All processes call it with the same pairs."""
+        missing = set(pairs) - self._open_pairs
+        if missing:
+            self._open(channel for pair in missing for channel in channels_between(self._topology, *pair))
+            self._open_pairs |= missing
+
+    def _open(self, channels: Iterable[Channel]) -> None:
+        """Open channels and send a message over each, which connects the two processes.
+
+        All processes go by the same order, and neither of a channel's two goes on before the message has arrived: they never
+        wait for each other in a circle, also where a backend connects with its first message.
+        """
+        for channel in sorted(channels):
+            end = self._open_end(channel)
+            if end is not None:
+                self._ends[channel] = end
+                first = torch.zeros(1, device=self._device)
+                pass_on = end.backend.send if channel.sender == self._rank else end.backend.recv
+                self._wait(pass_on([first], end.peer, end.tag))
+
+
+def group_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+    """Make a channel's own group of `torch.distributed`, and return this rank's end; None: it is at neither.
+
+    Every process of the default group calls it, as torch numbers groups; those at neither end do not wait for anybody.
+    """
+    ranks = sorted(channel[1:])
+    group = dist.new_group(ranks)
+    if rank not in ranks:
+        return None
+    # The backend is called directly: the overhead of torch.distributed and of a group's dispatch takes as long as a message.
+    backend = cast(dist.ProcessGroup, group._get_backend(device))  # it has the same methods
+    return ChannelEnd(backend, peer=1 - ranks.index(rank))
+
+
+def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
+    """Yield the channels between adjacent stages, and from the last stage to the first one where a unit has several chunks."""
+    for unit, size in topology.units.items():
+        flow, parts = GradientFlow.of(topology, unit), topology.num_parts(unit)
+        links = {(position % size.pp, (position + 1) % size.pp) for position in range(parts - 1)}
+        backward = {
+            ((position + 1) % size.pp, position % size.pp) for position in range(parts - 1) if flow.sends_gradient(position + 1)
+        }
+        for replica in range(size.dp):
+            for tensor_slice in range(size.tp):
+                ranks = [topology.rank(Place(unit, replica, stage, tensor_slice)) for stage in range(size.pp)]
+                for kind, of_kind in ((Kind.FORWARD, links), (Kind.BACKWARD, backward)):
+                    yield from (Channel(kind, ranks[one], ranks[other]) for one, other in of_kind if one != other)
+
+
+def channels_between(topology: PipelineTopology, source: Replica, target: Replica) -> Iterator[Channel]:
+    """Yield the channels between a replica and one of the next unit.
+
+    Each TP slice receives from one slice of the other side: where that has fewer slices, some of them send to several.
+    """
+    last = topology.units[source[0]].pp - 1
+    ends, begins = (
+        [topology.rank(Place(unit, replica, stage, number)) for number in range(topology.units[unit].tp)]
+        for (unit, replica), stage in ((source, last), (target, 0))
+    )
+    for number, receiver in enumerate(begins):
+        yield Channel(Kind.FORWARD, ends[number % len(ends)], receiver)
+    if needs_output_gradient(topology, source[0]):
+        for number, receiver in enumerate(ends):
+            yield Channel(Kind.BACKWARD, begins[number % len(begins)], receiver)
+
+
+def pairs_of_lanes(topology: PipelineTopology) -> Iterator[Pair]:
+    """Yield the pairs of replicas in the same lane, between which samples pass where no plan has them change the lane."""
+    for unit, behind in Topology(replicas=1, microbatches=1, stages=topology.stages).feeds.items():
+        size, next_size = topology.replicas[unit], topology.replicas[behind]
+        lanes = math.gcd(size, next_size)
+        for replica in range(size):
+            lane, per_lane = replica * lanes // size, next_size // lanes
+            yield from (((unit, replica), (behind, other)) for other in range(lane * per_lane, (lane + 1) * per_lane))
