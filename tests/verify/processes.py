@@ -7,7 +7,7 @@ import multiprocessing
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -176,19 +176,37 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
         if number == 0:
             results.append(step.accumulate(routes, feed))
-            gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}
+            gradients = _gradients(step, parameters)
             step.discard()
         results.append(step.run(routes, feed, order.learning_rate))
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
+    step.optimizer.wait()
+    state = step.optimizer.state()
     moments = {
-        name: np.stack([step.optimizer.state(p)[kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
+        name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()
-        if step.optimizer.state(p)
+        if p in state
     }
     weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
     return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, moments)
+
+
+def _gradients(step: PipelineStep, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, np.ndarray]:
+    """Of whole parameters, gathered from the replicas, of which each has a part."""
+    own = {piece.parameter: (piece.begin, piece.weight.grad) for piece in step.optimizer.pieces}
+    found = {}
+    for name, parameter in parameters.items():
+        begin, part = own.get(parameter, (0, None))
+        whole = torch.full((parameter.numel(),), -torch.inf)
+        if part is not None:
+            whole[begin : begin + part.numel()] = part
+        if step.groups.replicas is not None:
+            dist.all_reduce(whole, dist.ReduceOp.MAX, group=step.groups.replicas)
+        if not torch.isneginf(whole).all():
+            found[name] = whole.view(parameter.shape).numpy()
+    return found
 
 
 def cut(topology: PipelineTopology) -> PipelineTopology:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,16 @@ from headrace.trainer.pipeline.unit_exchange import Exchange, Exchanges, in_orde
 
 Feed = Callable[[Portion], PackedMicrobatch]
 """A function that returns the unit's columns of a portion's samples, on the device, without samples that failed to decode."""
+
+
+class Backwards(Protocol):
+    """Who wants to know when a chunk's gradients are there, before the step ends."""
+
+    def last_backward(self, chunk: int) -> None:
+        """The next backward of the chunk is its last one in this step."""
+
+    def ran_backward(self, chunk: int) -> None:
+        """None of the chunk's actions is left in this step."""
 
 
 @dataclass(slots=True)
@@ -104,9 +114,10 @@ class Executor:
         dtype: torch.dtype,
         group: dist.ProcessGroup | None = None,
         wait: Callable[[dist.Work], object] = dist.Work.wait,
+        backwards: Backwards | None = None,
     ) -> None:
         """`dtype`: dtype of messages. `group`: the group whose ranks are the topology's, None for all processes.
-        `wait`: function that waits for a message to arrive.
+        `wait`: function that waits for a message to arrive. `backwards`: is told of the last backward of each chunk.
         """
         self.topology = topology
         self.place = place
@@ -117,6 +128,7 @@ class Executor:
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(chunks[0].device, dtype, group, wait)
+        self.backwards = backwards
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
 
@@ -133,12 +145,13 @@ class Executor:
         actions = self.actions(routes)
         check_rows(self.topology, self.place, actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
+        ends = {action.chunk: number for number, action in enumerate(actions) if action.kind != Kind.FORWARD}
         for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
             with run.clock.timing(actions[number]):
                 if number == 0:
                     run.post(of_action)
                 run.post(coming)  # one action ahead
-                run.take(of_action)
+                run.take(of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
         self.clock = run.clock
         return run.totals
 
@@ -165,6 +178,7 @@ class _Run:
             Kind.BACKWARD: _numbers(portion.backward for portion in self._portions),
         }
         self._by_kind[Kind.WEIGHT] = self._by_kind[Kind.BACKWARD]
+        self._backwards = executor.backwards
         self._cargo: dict[int, _Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -228,12 +242,17 @@ class _Run:
                 source, tag = exchange.neighbours.source, _tag(move.kind, exchange.number)
                 self._wire.expect((exchange.num_rows, move.width), source, tag, requires_grad=requires_grad)
 
-    def take(self, moves: Sequence[_Move]) -> None:
-        """Run an action whose receives were posted."""
-        for move in moves:
+    def take(self, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
+        """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
+        told = self._backwards if last_of_chunk else None
+        for number, move in enumerate(moves):
+            if told is not None and number == len(moves) - 1:
+                told.last_backward(move.position // len(self._peers))
             _RUN[move.kind](self, move)
             if move.frees_cargo:
                 del self._cargo[move.portion]
+        if told is not None and moves:
+            told.ran_backward(moves[0].position // len(self._peers))
 
     def _run_forward(self, move: _Move) -> None:
         cargo = self._cargo[move.portion]

@@ -138,6 +138,7 @@ def _train(
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             writer.save(committed, loader.state_dict())
+    step.optimizer.wait()
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
 
