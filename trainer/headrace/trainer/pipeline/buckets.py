@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -107,7 +107,7 @@ class Bucket:
         return elements[place : place + parameter.numel()].view_as(parameter)
 
 
-def make_buckets(parameters: Sequence[nn.Parameter], num_replicas: int, alone: Collection[nn.Parameter] = ()) -> list[Bucket]:
+def make_buckets(parameters: Sequence[nn.Parameter], num_replicas: int, alone: Set[nn.Parameter] = frozenset()) -> list[Bucket]:
     """Put consecutive parameters into buckets of at most BUCKET_ELEMENTS, larger ones and those in `alone` by themselves."""
     found: list[list[nn.Parameter]] = []
     room = 0

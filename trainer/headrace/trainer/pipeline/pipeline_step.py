@@ -54,7 +54,7 @@ class PipelineStep:
         self.non_finite_samples: Sequence[int] = ()
         """Samples of this process's portions of the last step whose loss was not finite."""
         embeddings = embedding_parameters(nn.ModuleList(stages))
-        alone = () if self._tied is None else (self._tied,)  # so that its shards are those of the other stage that has it
+        alone = set() if self._tied is None else {self._tied}  # so that its shards are those of the other stage that has it
         self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, alone=alone)
         self._executor = Executor(topology, self.place, stages, dtype, backwards=self.optimizer)
         if groups.replicas is not None:

@@ -8,7 +8,7 @@ weights come back (all-gather) while the next step begins, in which a layer wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class ShardedAdamW:
         *,
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
-        alone: Collection[nn.Parameter] = (),
+        alone: Set[nn.Parameter] = frozenset(),
     ) -> None:
         """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
         None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
