@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -45,7 +45,7 @@ TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start o
 SEED = 1
 MAY_WAIT = {
     "pipeline/pipeline_step.py:PipelineStep._sum": "loss and number of targets of the global batch",
-    "gradients.py:sum_gradients": "which replicas have a gradient",
+    "pipeline/zero1.py:ShardedAdamW._exists": "which replicas have a gradient",
     "pipeline/pipeline_step.py:PipelineStep._reduce": "the norm of the gradient",
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
@@ -211,7 +211,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         feed = step.prepare.feed(routes, data_of)
         if number == 0:
             results.append(step.accumulate(routes, feed))
-            gradients = {name: p.grad.numpy().copy() for name, p in parameters.items() if p.grad is not None}
+            gradients = _gradients(step, parameters)
             step.discard()
         found: Counter[str] = Counter()
         with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
@@ -220,10 +220,12 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
+    step.optimizer.wait()
+    state = step.optimizer.state()
     moments = {
-        name: np.stack([step.optimizer.state(p)[kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
+        name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()
-        if step.optimizer.state(p)
+        if p in state
     }
     weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
     return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), moments)
@@ -232,6 +234,22 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
 def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
     """A portion's cargo, made in a thread of its own, as in training."""
     return packing.submit(feed, portion).result()
+
+
+def _gradients(step: PipelineStep, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, np.ndarray]:
+    """Of whole parameters, gathered from the replicas, of which each has a part."""
+    own = {piece.parameter: (piece.begin, piece.weight.grad) for piece in step.optimizer.pieces}
+    found = {}
+    for name, parameter in parameters.items():
+        begin, part = own.get(parameter, (0, None))
+        whole = torch.full((parameter.numel(),), -torch.inf)
+        if part is not None:
+            whole[begin : begin + part.numel()] = part
+        if step.groups.replicas is not None:
+            dist.all_reduce(whole, dist.ReduceOp.MAX, group=step.groups.replicas)
+        if not torch.isneginf(whole).all():
+            found[name] = whole.view(parameter.shape).numpy()
+    return found
 
 
 def cut(topology: PipelineTopology) -> PipelineTopology:

@@ -189,10 +189,18 @@ def make_optimizer(
     `embeddings`: the embedding tables among them (see `embedding_parameters`), which may be exempt from weight decay.
     """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    exempt = set() if settings.decay_embeddings is not False else set(embeddings)
-    decays = [parameter for parameter in trained if parameter.ndim >= 2 and parameter not in exempt]
-    kept = [parameter for parameter in trained if parameter.ndim < 2 or parameter in exempt]
-    groups = [{"params": decays, "weight_decay": settings.weight_decay}, {"params": kept, "weight_decay": 0.0}]
+    decaying = [parameter for parameter in trained if decays(parameter, settings, embeddings)]
+    return adamw(decaying, [parameter for parameter in trained if not decays(parameter, settings, embeddings)], settings)
+
+
+def decays(parameter: nn.Parameter, settings: OptimizerSpec, embeddings: Collection[nn.Parameter]) -> bool:
+    """Whether weight decay applies to a parameter: to matrices, but for embedding tables if the settings exempt them."""
+    return parameter.ndim >= 2 and (settings.decay_embeddings is not False or parameter not in embeddings)
+
+
+def adamw(decaying: Sequence[nn.Parameter], exempt: Sequence[nn.Parameter], settings: OptimizerSpec) -> torch.optim.AdamW:
+    """Return AdamW with the settings' weight decay for some parameters, and without for others."""
+    groups = [{"params": decaying, "weight_decay": settings.weight_decay}, {"params": exempt, "weight_decay": 0.0}]
     return torch.optim.AdamW(
         groups, lr=settings.learning_rate or PEAK_LEARNING_RATES["tiny"], betas=settings.betas, eps=settings.eps, fused=True
     )

@@ -37,7 +37,7 @@ class CheckpointWriter:
     """Writes one process's share of each checkpoint. Training waits only for a copy to the host; a thread writes it to disk.
 
     All processes of the pipeline make one, and call `save` after the same steps. Every tensor is written once: trainable
-    parameters and their optimizer state by their first owner among the replicas, frozen ones by the first replica.
+    parameters and their optimizer state by the replica that has their first element, frozen ones by the first replica.
     """
 
     def __init__(
@@ -142,12 +142,14 @@ def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
 
 
 def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
-    """Yield the tensors that this process has to write, with their keys: weights and optimizer state."""
+    """Yield the tensors that this process has to write, with their keys: weights and optimizer state. Collective."""
+    step.optimizer.wait()
+    state = step.optimizer.state()
     for weight, parameter in _held(step):
         writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
         if writes and not step.is_copy(parameter):
             yield weight, parameter.detach()
-            for kind, tensor in step.optimizer.state(parameter).items():
+            for kind, tensor in state.get(parameter, {}).items():
                 yield _key_of_state(weight, kind), tensor
 
 

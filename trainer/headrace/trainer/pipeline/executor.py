@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from operator import methodcaller
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,16 @@ from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
+
+
+class Backwards(Protocol):
+    """Who wants to know when a chunk's gradients are there, before the step ends."""
+
+    def last_backward(self, chunk: int) -> None:
+        """The next backward of the chunk is its last one in this step."""
+
+    def ran_backward(self, chunk: int) -> None:
+        """None of the chunk's actions is left in this step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,8 +117,11 @@ class Executor:
         dtype: torch.dtype,
         channels: Channels,
         wait: Callable[[dist.Work], object] = methodcaller("wait"),
+        backwards: Backwards | None = None,
     ) -> None:
-        """`dtype`: dtype of messages. `channels`: of this process. `wait`: function that waits for a message to arrive."""
+        """`dtype`: dtype of messages. `channels`: of this process. `wait`: function that waits for a message to arrive.
+        `backwards`: is told of the last backward of each chunk.
+        """
         self.topology = topology
         self.place = place
         self.chunks = chunks
@@ -116,6 +129,7 @@ class Executor:
         self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(topology.rank(place), channels, chunks[0].device, dtype, wait)
+        self.backwards = backwards
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
 
@@ -133,12 +147,13 @@ class Executor:
         actions = run.program.actions
         check_rows(self.topology, self.place, actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
+        ends = {action.chunk: number for number, action in enumerate(actions) if action.kind != Kind.FORWARD}
         for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
             with run.clock.timing(actions[number]):
                 if number == 0:
                     run.post(of_action)
                 run.post(coming)  # one action ahead
-                run.take(of_action)
+                run.take(of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
         self.clock = run.clock
         return run.totals
 
@@ -157,6 +172,7 @@ class _Run:
         self._portions = self.program.portions  # from here on a portion is identified by its index in this list
         self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
         self._taken_by: dict[Message, _Move] = {}
+        self._backwards = executor.backwards
         self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -230,12 +246,17 @@ class _Run:
                 shape = (exchange.num_rows, move.width)
                 self._wire.expect(shape, move.kind, exchange.neighbours.source, message.number, requires_grad=requires_grad)
 
-    def take(self, moves: Sequence[_Move]) -> None:
-        """Run an action whose receives were posted."""
-        for move in moves:
+    def take(self, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
+        """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
+        told = self._backwards if last_of_chunk else None
+        for number, move in enumerate(moves):
+            if told is not None and number == len(moves) - 1:
+                told.last_backward(move.position // len(self._peers))
             _RUN[move.kind](self, move)
             if move.frees_cargo:
                 del self._cargo[move.portion]
+        if told is not None and moves:
+            told.ran_backward(moves[0].position // len(self._peers))
 
     def _run_forward(self, move: _Move) -> None:
         cargo = self._cargo[move.portion]

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.measured import MeasuredWork
-from headrace.trainer.gradients import sum_gradients
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.executor import Executor, Totals
@@ -21,7 +20,7 @@ from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology
-from headrace.trainer.pipeline.zero1 import COPIES, ShardedAdamW
+from headrace.trainer.pipeline.zero1 import ShardedAdamW
 from headrace.trainer.train_step import DEFAULTS, SkipPolicy, StepResult, embedding_parameters
 
 
@@ -39,21 +38,16 @@ class PipelineStep:
         *,
         dtype: torch.dtype = torch.float32,
         settings: OptimizerSpec = DEFAULTS,
-        copies: int = COPIES,
     ) -> None:
-        """`stages`: this process's stages, one for each chunk. `dtype`: torch.autocast dtype, one of `train_step.PRECISIONS`.
-        `copies`: number of replicas that hold the optimizer state of each parameter.
-        """
+        """`stages`: this process's stages, one for each chunk. `dtype`: torch.autocast dtype, one of `train_step.PRECISIONS`."""
         self.place = topology.place(dist.get_rank())
         self.stages = stages
-        self.parameters = [p for p in nn.ModuleList(stages).parameters() if p.requires_grad]
+        chunks = [[p for p in stage.parameters() if p.requires_grad] for stage in stages]
+        self.parameters = [parameter for parameters in chunks for parameter in parameters]
         self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
         self.topology = topology
         self._device = stages[0].device
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
-        self._executor = Executor(topology, self.place, stages, dtype, groups.channels)
-        self.prepare = self._executor.prepare
-        """Makes the cargo of portions for the feed of a step."""
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
         self._max_grad_norm = settings.max_grad_norm
@@ -61,7 +55,14 @@ class PipelineStep:
         self.non_finite_samples: Sequence[int] = ()
         """Samples of this process's portions of the last step whose loss was not finite."""
         embeddings = embedding_parameters(nn.ModuleList(stages))
-        self.optimizer = ShardedAdamW(self.parameters, groups.replicas, copies=copies, settings=settings, embeddings=embeddings)
+        alone = set() if self._tied is None else {self._tied}  # so that its shards are those of the other stage that has it
+        self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, alone=alone)
+        self._executor = Executor(topology, self.place, stages, dtype, groups.channels, backwards=self.optimizer)
+        self.prepare = self._executor.prepare
+        """Makes the cargo of portions for the feed of a step."""
+        if groups.replicas is not None:
+            for stage in stages:
+                _wait_before(stage, self.optimizer)
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
         """Run one step: forward and backward of this process's share, gradient all-reduce, clipping and update.
@@ -100,8 +101,7 @@ class PipelineStep:
 
     def discard(self) -> None:
         """Drop the gradients, also before the replay of a step that was not committed."""
-        for parameter in self.parameters:
-            parameter.grad = None
+        self.optimizer.discard()
 
     def _sum(self, totals: Totals) -> tuple[float, float]:
         """All-reduce loss and targets over all processes, counting only the first TP slice of a stage, as all have the same."""
@@ -115,21 +115,29 @@ class PipelineStep:
 
     def _reduce(self, num_targets: float) -> float:
         """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
-        if self.groups.replicas is not None and self.parameters:
-            sum_gradients(self.parameters, self.groups.replicas)
+        self.optimizer.reduce()
         if self._tied is not None and self._tied.requires_grad:
-            sum_gradients([self._tied], self.groups.tied)
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        for gradient in gradients:
-            gradient.div_(num_targets)
-        squares = torch.zeros((), dtype=torch.float64, device=self._device)
-        if self.place.replica == 0:
-            counted = [p.grad for p in self.parameters if p.grad is not None and not self.is_copy(p)]
-            squares += torch.nn.utils.get_total_norm(counted).double().square()
+            self._sum_tied(self._tied)
+        counted = []
+        for piece in self.optimizer.pieces:
+            if piece.weight.grad is not None:
+                piece.weight.grad.div_(num_targets)
+                if not self.is_copy(piece.parameter):
+                    counted.append(piece.weight.grad)
+        squares = torch.nn.utils.get_total_norm(counted).to(self._device).double().square()
         dist.all_reduce(squares, group=self.groups.everybody)
         norm = squares.sqrt()
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, self._max_grad_norm, norm)
+        weights = [piece.weight for piece in self.optimizer.pieces]
+        torch.nn.utils.clip_grads_with_norm_(weights, self._max_grad_norm, norm)
         return float(norm)
+
+    def _sum_tied(self, tied: nn.Parameter) -> None:
+        """Sum the gradient of the tied weight over the LLM's first and last stage, each of which has the same piece of it."""
+        for piece in self.optimizer.pieces:
+            if piece.parameter is tied:
+                if piece.weight.grad is None:
+                    piece.weight.grad = torch.zeros_like(piece.weight)
+                dist.all_reduce(piece.weight.grad, group=self.groups.tied)
 
     def is_copy(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is a copy of one on this stage's first TP slice, or on the LLM's first stage (tied weight)."""
@@ -144,3 +152,14 @@ def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:
             assert isinstance(weight, nn.Parameter)
             return weight
     return None
+
+
+def _wait_before(stage: Stage, optimizer: ShardedAdamW) -> None:
+    """Make each layer of a stage wait for its weights before it runs, and the stage for those outside of layers."""
+    in_layers: set[nn.Parameter] = set()
+    for layer in stage.layers:
+        wait = optimizer.waiting_for(layer.parameters())
+        layer.register_forward_pre_hook(lambda *_, wait=wait: wait())
+        in_layers.update(layer.parameters())
+    wait = optimizer.waiting_for(parameter for parameter in stage.parameters() if parameter not in in_layers)
+    stage.register_forward_pre_hook(lambda *_: wait())

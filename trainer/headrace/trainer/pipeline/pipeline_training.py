@@ -140,6 +140,7 @@ def _train(
             loader.settle()
             writer.save(committed, loader.state_dict())
     loader.settle()
+    step.optimizer.wait()
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
 

@@ -1,107 +1,211 @@
-"""AdamW whose state is sharded over a stage's replicas (ZeRO-1, Rajbhandari et al. 2020, section 5.1), in several copies.
+"""AdamW whose gradients and state are sharded over a stage's replicas (ZeRO-1, Rajbhandari et al. 2020, section 5.1).
 
-Every parameter has `copies` owners among the replicas, which hold its moments and compute the same update; the other replicas
-receive the new value. A replica so holds copies / replicas of the state, which survives the loss of any copies - 1 replicas.
+Parameters lie in buckets, of which every replica has an equal shard. A bucket's gradients are summed into the shards
+(reduce-scatter) as soon as the step's last backward has left them, while it goes on; each replica updates its shards; and the new
+weights come back (all-gather) while the next step begins, in which a layer waits for its own. So a replica sends and receives
+(n - 1) / n of the gradients and of the weights, and nothing else of either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from headrace.trainer.gradients import buckets
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.train_step import DEFAULTS, make_optimizer
+from headrace.trainer.pipeline.buckets import Bucket, make_buckets
+from headrace.trainer.train_step import DEFAULTS, adamw, decays
 
-COPIES = 2
-"""Default number of copies of the optimizer state: f + 1 for f = 1, so that one replica of a stage may be lost."""
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of one parameter that lies in this replica's shard of a bucket."""
+
+    parameter: nn.Parameter
+    weight: nn.Parameter
+    """(n,) view of the part's weights. Its `grad` is the sum of the part's gradients, between `reduce` and `discard`."""
+    begin: int
+    """Index of the part's first element in the flattened parameter."""
 
 
 class ShardedAdamW:
-    """The optimizer of one process: AdamW with sharded state.
+    """The optimizer of one process.
 
-    All replicas make one with the same parameters in the same order, and call `step` alike. They must begin with equal weights
-    and come to every step with equal gradients, bit for bit, as an all-reduce leaves them. Then the owners of a parameter stay
-    equal bit for bit.
+    All replicas make one with the same parameters in the same order, and with equal weights. In every step each of them calls
+    `last_backward` and `ran_backward` for its chunks as it comes to them, or for none, then `reduce`, `step` and `discard`.
     """
 
     def __init__(
         self,
-        parameters: Sequence[nn.Parameter],
+        chunks: Sequence[Sequence[nn.Parameter]],
         group: dist.ProcessGroup | None,
         *,
-        copies: int = COPIES,
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
+        alone: Set[nn.Parameter] = frozenset(),
     ) -> None:
-        """`group`: the data-parallel group; None if there is only this replica. `copies`: owners per parameter, capped at the
-        number of replicas. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
+        """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
+        None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
+        `alone`: parameters that have a bucket of their own.
         """
-        self._parameters = parameters
         self._group = group
         self._replica = 0 if group is None else dist.get_rank(group)
         num_replicas = 1 if group is None else dist.get_world_size(group)
-        self._spread = copies < num_replicas
-        sizes = [parameter.numel() for parameter in parameters]
-        self._owners = dict(zip(parameters, owners(sizes, num_replicas, copies), strict=True))
-        owned = [parameter for parameter in parameters if self._replica in self._owners[parameter]]
-        self._adamw = make_optimizer(owned, settings, embeddings=embeddings)
+        self._of_chunk = [make_buckets(parameters[::-1], num_replicas, alone) for parameters in chunks]
+        # In the order in which gradients come, which all replicas keep to: the last chunk's first, and the last layer's in it.
+        self._buckets = [bucket for buckets in reversed(self._of_chunk) for bucket in buckets]
+        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self._pieces = {bucket: [Piece(*piece) for piece in bucket.pieces(self._replica)] for bucket in self._buckets}
+        self._piece_of = {piece.parameter: piece for pieces in self._pieces.values() for piece in pieces}
+        decaying: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for piece in self.pieces:
+            decaying[decays(piece.parameter, settings, embeddings)].append(piece.weight)
+        self._adamw = adamw(decaying[True], decaying[False], settings)
+        self._num_begun = 0  # buckets whose gradients are being summed, the first ones of all
+        self._complete: set[Bucket] = set()  # those whose gradients this replica has computed
+        self._missing: dict[Bucket, set[nn.Parameter]] = {}  # parameters that the last backward has not come to yet
+        self._hooks: list[RemovableHandle] = []
+
+    @property
+    def pieces(self) -> Iterable[Piece]:
+        """The parts of parameters that this replica updates."""
+        return self._piece_of.values()
+
+    def last_backward(self, chunk: int) -> None:
+        """Begin from now on to sum each of a chunk's buckets as soon as all its parameters have a gradient of the next backward,
+        the chunk's last one in this step.
+        """
+        for bucket in self._of_chunk[chunk]:
+            self._missing[bucket] = set(bucket.parameters)
+            for parameter in bucket.parameters:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._came_to))  # type: ignore[no-untyped-call]
+
+    def ran_backward(self, chunk: int) -> None:
+        """Begin to sum all buckets of a chunk, none of whose actions is left in this step."""
+        self._end_hooks()
+        self._complete.update(self._of_chunk[chunk])
+        self._begin_sums()
+
+    def reduce(self) -> None:
+        """Wait until each piece has its gradient. A parameter that has none on any replica keeps none. Collective."""
+        self._end_hooks()
+        self._complete.update(self._buckets)
+        self._begin_sums()
+        exists = self._exists()
+        for bucket in self._buckets:
+            shard, first = bucket.summed(), self._replica * len(bucket.summed())
+            for piece in self._pieces[bucket]:
+                begin = bucket.place(piece.parameter) + piece.begin - first
+                summed = shard[begin : begin + piece.weight.numel()]
+                piece.weight.grad = summed if exists[piece.parameter] else None
 
     def step(self, learning_rate: float) -> None:
-        """Update every parameter that has a gradient, on all replicas. A collective call."""
+        """Update every piece that has a gradient, and begin to exchange the new weights. Collective."""
         for options in self._adamw.param_groups:
             options["lr"] = learning_rate
         self._adamw.step()
-        if self._spread:
-            self._receive([parameter for parameter in self._parameters if parameter.grad is not None])
+        if self._group is not None:
+            for bucket in reversed(self._buckets):  # the first layers are the first that need them
+                bucket.begin_gather(self._group, self._replica)
+
+    def waiting_for(self, parameters: Iterable[nn.Parameter]) -> Callable[[], None]:
+        """Return a function that waits until these of the parameters which are trained have the weights of the last step."""
+        buckets = tuple(dict.fromkeys(self._bucket_of[p] for p in parameters if p in self._bucket_of))
+
+        def wait() -> None:
+            for bucket in buckets:
+                bucket.end_gather()
+
+        return wait
+
+    def wait(self) -> None:
+        """Wait until all parameters have the weights of the last step."""
+        for bucket in self._buckets:
+            bucket.end_gather()
+
+    def discard(self) -> None:
+        """Drop all gradients of the step."""
+        self._end_hooks()
+        for bucket in self._buckets:
+            bucket.discard()
+        for piece in self.pieces:
+            piece.weight.grad = None
+        self._num_begun = 0
+        self._complete.clear()
 
     def writes(self, parameter: nn.Parameter) -> bool:
-        """Whether this replica is the parameter's first owner, which broadcasts its value and writes it to checkpoints."""
-        return self._owners[parameter][0] == self._replica
+        """Whether this replica writes the parameter to checkpoints: it has the parameter's first element in its shard."""
+        piece = self._piece_of.get(parameter)
+        return piece is not None and piece.begin == 0
 
-    def owns(self, parameter: nn.Parameter) -> bool:
-        """Whether this replica holds the parameter's moments."""
-        return self._replica in self._owners[parameter]
-
-    def state(self, parameter: nn.Parameter) -> Mapping[str, Tensor]:
-        """Return the state of an owned parameter, empty before its first update.
+    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
+        """Return the state, by kind, of all parameters that this replica writes and that were ever updated. Collective.
 
         It is `step` of shape (), and `exp_avg` and `exp_avg_sq` of the parameter's shape, all float32.
         """
-        state: dict[str, Tensor] = self._adamw.state.get(parameter, {})
-        return state
+        found: dict[nn.Parameter, dict[str, Tensor]] = {}
+        for bucket in self._buckets:
+            wholes = {kind: self._whole(bucket, kind) for kind in _MOMENTS}
+            for parameter in filter(self.writes, bucket.parameters):
+                if own := self._adamw.state.get(self._piece_of[parameter].weight):
+                    begin = bucket.place(parameter)
+                    moments = {kind: some[begin : begin + parameter.numel()].view_as(parameter) for kind, some in wholes.items()}
+                    found[parameter] = {"step": own["step"], **moments}
+        return found
+
+    def owns(self, parameter: nn.Parameter) -> bool:
+        """Whether this replica has state of a part of the parameter."""
+        return parameter in self._piece_of
 
     def load_state(self, parameter: nn.Parameter, state: Mapping[str, Tensor]) -> None:
-        """Set the state of an owned parameter, as `state` returned it. The optimizer keeps and changes the tensors."""
-        self._adamw.state[parameter] = dict(state)
+        """Set the state of this replica's part of a parameter from that of the whole one, as `state` returned it."""
+        piece = self._piece_of[parameter]
+        end = piece.begin + piece.weight.numel()
+        moments = {kind: state[kind].flatten()[piece.begin : end].clone() for kind in _MOMENTS}
+        self._adamw.state[piece.weight] = {"step": state["step"].clone(), **moments}
 
-    @torch.no_grad()
-    def _receive(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Broadcast each parameter's new value from its first owner to all replicas."""
-        by_source: dict[int, list[Tensor]] = {}
-        for parameter in parameters:
-            by_source.setdefault(self._owners[parameter][0], []).append(parameter)
-        for source, sent in sorted(by_source.items()):
-            for bucket in buckets(sent):
-                flat = torch.cat([tensor.flatten() for tensor in bucket])
-                dist.broadcast(flat, group=self._group, group_src=source)
-                for tensor, new in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
-                    tensor.copy_(new.view_as(tensor))
+    def _came_to(self, parameter: nn.Parameter) -> None:
+        bucket = self._bucket_of[parameter]
+        self._missing[bucket].discard(parameter)
+        if not self._missing[bucket]:
+            self._complete.add(bucket)
+            self._begin_sums()
 
+    def _begin_sums(self) -> None:
+        while self._num_begun < len(self._buckets) and self._buckets[self._num_begun] in self._complete:
+            self._buckets[self._num_begun].begin_sum(self._group)
+            self._num_begun += 1
 
-def owners(sizes: Sequence[int], num_replicas: int, copies: int) -> list[tuple[int, ...]]:
-    """Return min(copies, num_replicas) owners for each parameter: the replicas that own the fewest elements so far.
+    def _end_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._missing.clear()
 
-    Parameters are assigned from the largest on, so the numbers of elements that any two replicas own differ by no more than
-    the size of the largest parameter. sizes: elements of each parameter.
-    """
-    load = [0] * num_replicas
-    chosen: list[tuple[int, ...]] = [()] * len(sizes)
-    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
-        chosen[number] = tuple(sorted(range(num_replicas), key=lambda replica: load[replica])[:copies])
-        for replica in chosen[number]:
-            load[replica] += sizes[number]
-    return chosen
+    def _exists(self) -> dict[nn.Parameter, bool]:
+        """Return for each parameter whether any replica has a gradient of it."""
+        flags = [bucket.has_gradient(parameter) for parameter, bucket in self._bucket_of.items()]
+        if self._group is not None and flags:
+            everywhere = torch.tensor(flags, dtype=torch.uint8, device=self._buckets[0].weights.device)
+            dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=self._group)
+            flags = everywhere.bool().tolist()
+        return dict(zip(self._bucket_of, flags, strict=True))
+
+    def _whole(self, bucket: Bucket, kind: str) -> Tensor:
+        """Gather one moment of all parameters of a bucket; zeros for those that were never updated."""
+        whole = torch.zeros_like(bucket.weights)
+        for piece in self._pieces[bucket]:
+            state: dict[str, Any] = self._adamw.state.get(piece.weight, {})
+            if state:
+                begin = bucket.place(piece.parameter) + piece.begin
+                whole[begin : begin + piece.weight.numel()] = state[kind]
+        if self._group is not None:
+            dist.all_gather_single(whole, bucket.shard(whole, self._replica), group=self._group)
+        return whole

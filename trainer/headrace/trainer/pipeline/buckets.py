@@ -1,0 +1,120 @@
+"""Parameters that lie one behind the other in memory, so that one message has the gradients, or the weights, of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BUCKET_ELEMENTS = 2**23
+"""Most elements of a bucket, 32 MiB of float32, unless a single parameter has more."""
+
+
+class Bucket:
+    """Consecutive parameters of one chunk, of whose elements each replica has an equal shard; padded at the end."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], num_replicas: int) -> None:
+        """`parameters`: float32, on one device. They become views of `weights`, with the values that they have."""
+        self.parameters = parameters
+        self._places: dict[nn.Parameter, int] = {}
+        length = 0
+        for parameter in parameters:
+            self._places[parameter] = length
+            length += parameter.numel()
+        self._shard = -(-length // num_replicas)
+        self.weights = torch.zeros(self._shard * num_replicas, device=parameters[0].device)
+        """(elements,) the weights of all parameters in their order, then zeros."""
+        with torch.no_grad():
+            for parameter in parameters:
+                view = self._part(self.weights, parameter)
+                view.copy_(parameter)
+                parameter.data = view
+        self._with_gradient: set[nn.Parameter] = set()  # on this replica, in this step
+        self._sum: tuple[dist.Work | None, Tensor] | None = None  # what is summed, and its shard
+        self._gather: dist.Work | None = None
+
+    def place(self, parameter: nn.Parameter) -> int:
+        """Return the index of a parameter's first element in the bucket."""
+        return self._places[parameter]
+
+    def shard(self, elements: Tensor, replica: int) -> Tensor:
+        """Return the view of a replica's shard of (elements,) all elements."""
+        return elements[self._shard * replica : self._shard * (replica + 1)]
+
+    def pieces(self, replica: int) -> Iterator[tuple[nn.Parameter, nn.Parameter, int]]:
+        """Yield each parameter of which a replica's shard has a part, a view of that part of `weights`, and the part's first
+        index in the parameter.
+        """
+        first, end = self._shard * replica, self._shard * (replica + 1)
+        for parameter, place in self._places.items():
+            begin, behind = max(first, place), min(end, place + parameter.numel())
+            if begin < behind:
+                yield parameter, nn.Parameter(self.weights[begin:behind]), begin - place
+
+    def has_gradient(self, parameter: nn.Parameter) -> bool:
+        """Whether the parameter had a gradient on this replica when `begin_sum` was called."""
+        return parameter in self._with_gradient
+
+    def begin_sum(self, group: dist.ProcessGroup | None) -> None:
+        """Begin to sum the gradients over the replicas (reduce-scatter), and take them from the parameters.
+
+        `group`: the data-parallel group; None if there is only one replica.
+        """
+        gradients = torch.zeros_like(self.weights)
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                self._with_gradient.add(parameter)
+                self._part(gradients, parameter).copy_(parameter.grad)
+                parameter.grad = None
+        if group is None:
+            self._sum = None, gradients
+        else:
+            shard = gradients.new_empty(self._shard)
+            self._sum = dist.reduce_scatter_single(shard, gradients, group=group, async_op=True), shard
+
+    def summed(self) -> Tensor:
+        """Wait for the sums that were begun, and return those of this replica's shard."""
+        assert self._sum is not None, "begin_sum comes first"
+        work, shard = self._sum
+        if work is not None:
+            work.wait()
+        return shard
+
+    def begin_gather(self, group: dist.ProcessGroup, replica: int) -> None:
+        """Begin to exchange the replicas' shards of the weights (all-gather)."""
+        own = self.shard(self.weights, replica)
+        self._gather = dist.all_gather_single(self.weights, own, group=group, async_op=True)
+
+    def end_gather(self) -> None:
+        """Wait for the weights of all replicas, if they are on their way."""
+        if self._gather is not None:
+            self._gather.wait()
+            self._gather = None
+
+    def discard(self) -> None:
+        """Drop all gradients, once those that are being summed have been."""
+        if self._sum is not None:
+            self.summed()
+            self._sum = None
+        self._with_gradient = set()
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _part(self, elements: Tensor, parameter: nn.Parameter) -> Tensor:
+        place = self._places[parameter]
+        return elements[place : place + parameter.numel()].view_as(parameter)
+
+
+def make_buckets(parameters: Sequence[nn.Parameter], num_replicas: int, alone: Set[nn.Parameter] = frozenset()) -> list[Bucket]:
+    """Put consecutive parameters into buckets of at most BUCKET_ELEMENTS, larger ones and those in `alone` by themselves."""
+    found: list[list[nn.Parameter]] = []
+    room = 0
+    for parameter in parameters:
+        if parameter in alone or parameter.numel() > room:
+            found.append([])
+            room = BUCKET_ELEMENTS
+        found[-1].append(parameter)
+        room = 0 if parameter in alone else room - parameter.numel()
+    return [Bucket(some, num_replicas) for some in found]
