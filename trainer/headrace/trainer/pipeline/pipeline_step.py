@@ -47,6 +47,7 @@ class PipelineStep:
         self.stages = stages
         self.parameters = [p for p in nn.ModuleList(stages).parameters() if p.requires_grad]
         self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
+        self._partial = [p for stage in stages if stage.slices for p in stage.slices.partial if p.requires_grad]
         self.topology = topology
         self._device = stages[0].device
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
@@ -110,6 +111,8 @@ class PipelineStep:
 
     def _reduce(self, num_targets: float) -> float:
         """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
+        if self._partial:
+            sum_gradients(self._partial, self.groups.slices)
         if self.groups.replicas is not None and self.parameters:
             sum_gradients(self.parameters, self.groups.replicas)
         if self._tied is not None and self._tied.requires_grad:

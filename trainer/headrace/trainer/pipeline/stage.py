@@ -14,6 +14,7 @@ from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Output
+from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "generator"}
@@ -47,6 +48,8 @@ class Stage(nn.Module, ABC):
         self.checkpointing = checkpointing
         self.width = int(trunk.width)  # type: ignore[arg-type]
         """Width of hidden states between stages."""
+        self.slices: Slices | None = None
+        """The tensor-parallel slices of the stage; None if it is whole."""
         behind = model.generator if unit == LLM else model.decoder
         self.token_width = 0 if behind is None else behind.width
         """Width of tokens for the downstream unit; 0 in an LLM without a generator."""
@@ -91,7 +94,8 @@ class Stage(nn.Module, ABC):
         x = self._embed_inputs(data, arrived) if hidden is None else hidden.float()
         layer_args = self._layer_args(data)
         for layer in self.layers:
-            x = checkpoint(layer, x, *layer_args, use_reentrant=False) if self.checkpointing else layer(x, *layer_args)
+            run = layer if self.slices is None else self.slices.with_rows(layer, self.num_rows(data))
+            x = checkpoint(run, x, *layer_args, use_reentrant=False) if self.checkpointing else run(x, *layer_args)
         return self._make_output(x, data) if self.is_last else Output(rows=x)
 
     def defer_weight_gradients(self) -> None:
