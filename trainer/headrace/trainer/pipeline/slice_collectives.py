@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+_SUM = dist.ReduceScatterOptions()  # their default
+
 
 def gather_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
     """Return the rows of all slices, (..., T, W), from this slice's share (..., S, W). `num_rows`: T.
@@ -70,27 +72,28 @@ def gather(share: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-    rows = share.flatten(0, -2)
-    return gather(rows, group)[:num_rows].view(*share.shape[:-2], num_rows, -1)
+    *batch, rows, width = share.shape
+    whole = share.new_empty(rows * group.size(), width)
+    group._allgather_base(whole, share.contiguous().view(rows, width)).wait()
+    return whole[:num_rows].view(*batch, num_rows, width) if batch or len(whole) != num_rows else whole
 
 
 def _summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    rows = _padded(part, group)
-    share = rows.new_empty(rows.shape[0] // group.size(), rows.shape[1])
-    group._reduce_scatter_base(share, rows).wait()
-    return share.view(*part.shape[:-2], *share.shape)
+    part = _padded(part, group)
+    *batch, rows, width = part.shape
+    share = part.new_empty(rows // group.size(), width)
+    group._reduce_scatter_base(share, part.contiguous().view(rows, width), _SUM).wait()
+    return share.view(*batch, *share.shape) if batch else share
 
 
 def _own(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    share = _padded(whole, group).chunk(group.size())[group.rank()]
-    return share.view(*whole.shape[:-2], *share.shape).clone()
+    return _padded(whole, group).chunk(group.size(), -2)[group.rank()].clone()
 
 
 def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return rows (1, T, W) or (T, W) as contiguous (n * S, W) with zeros at the end."""
-    rows = whole.flatten(0, -2)
-    missing = -len(rows) % group.size()
-    return functional.pad(rows, (0, 0, 0, missing)) if missing else rows.contiguous()
+    """Return rows (..., T, W) with zeros behind them, (..., n * S, W)."""
+    missing = -whole.shape[-2] % group.size()
+    return functional.pad(whole, (0, 0, 0, missing)) if missing else whole
 
 
 class _GatherRows(Function):

@@ -115,7 +115,7 @@ def cut_dimension(name: str) -> int | None:
     return 1 if layer.endswith(_ROWS) and kind == "weight" else None
 
 
-def slice_of(parameter: nn.Parameter, dim: int, index: int, count: int) -> nn.Parameter:
+def slice_of(parameter: Tensor, dim: int, index: int, count: int) -> nn.Parameter:
     """Return one of `count` slices of a parameter along `dim`, with storage of its own.
 
     If they cannot be equal, the first slices have one row or column more.

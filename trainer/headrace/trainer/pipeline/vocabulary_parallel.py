@@ -33,7 +33,7 @@ class VocabularySlice:
         share, longer = divmod(vocab_size, group.size())
         return cls(begin=group.rank() * share + min(group.rank(), longer), group=group)
 
-    def cut(self, whole: nn.Parameter) -> nn.Parameter:
+    def cut(self, whole: Tensor) -> nn.Parameter:
         """Return the slice's rows of a weight with one row for each token."""
         return slice_of(whole, 0, self.group.rank(), self.group.size())
 
@@ -48,8 +48,9 @@ class EmbeddingSlice(nn.Embedding):
 
     def __init__(self, whole: nn.Embedding, vocabulary: VocabularySlice) -> None:
         weight = vocabulary.cut(whole.weight)
-        super().__init__(*weight.shape, _weight=weight)
-        if whole.padding_idx is not None and 0 <= whole.padding_idx - vocabulary.begin < len(weight):
+        tokens, width = weight.shape
+        super().__init__(tokens, width, _weight=weight)
+        if whole.padding_idx is not None and 0 <= whole.padding_idx - vocabulary.begin < tokens:
             self.padding_idx = whole.padding_idx - vocabulary.begin
         self._vocabulary = vocabulary
 
