@@ -115,7 +115,7 @@ def compare(
 def _slice(tensors: dict[str, np.ndarray], name: str, answer: Answer) -> np.ndarray:
     """What the process has of a whole parameter."""
     dimension = cut_dimension(name)
-    return tensors[name] if dimension is None else np.split(tensors[name], answer.num_slices, dimension)[answer.slice]
+    return tensors[name] if dimension is None else np.array_split(tensors[name], answer.num_slices, dimension)[answer.slice]
 
 
 @lru_cache(maxsize=256)

@@ -45,7 +45,7 @@ TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start o
 SEED = 1
 MAY_WAIT = {
     "pipeline/pipeline_step.py:PipelineStep._sum": "loss and number of targets of the global batch",
-    "pipeline/zero1.py:ShardedAdamW._exists": "which replicas have a gradient",
+    "pipeline/zero1.py:_any_of": "which replicas have a gradient",
     "pipeline/pipeline_step.py:PipelineStep._reduce": "the norm of the gradient",
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""

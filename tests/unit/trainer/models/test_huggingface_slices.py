@@ -16,6 +16,7 @@ import transformers
 
 from headrace.errors import UserError
 from headrace.spec import parse
+from headrace.trainer.gradients import sum_gradients
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.models.multimodal import MultimodalModel
@@ -88,7 +89,7 @@ def test_slices_compute_the_whole_models_loss_and_gradients(run: Run) -> None:
         assert_close(answer["loss"], run.loss.loss_sum)
         for name, gradient in answer["gradients"].items():
             dimension = cut_dimension(name)
-            mine = gradients[name] if dimension is None else np.split(gradients[name], SLICES, dimension)[rank]
+            mine = gradients[name] if dimension is None else np.array_split(gradients[name], SLICES, dimension)[rank]
             assert_close(gradient, mine)
     assert run.answers[0]["gradients"].keys() == gradients.keys()
 
@@ -99,7 +100,7 @@ def test_what_slices_save_is_read_whole_or_cut_anew(run: Run) -> None:
         assert torch.equal(run.checkpoint.read(TensorKey(name=name, kind=WEIGHT), weight.shape), weight)
         dimension = cut_dimension(name)
         if dimension is not None:
-            parts = weight.chunk(2 * SLICES, dimension)
+            parts = weight.tensor_split(2 * SLICES, dimension)
             for index, part in enumerate(parts):
                 key = TensorKey(name=name, kind=WEIGHT, dim=dimension, index=index, count=len(parts))
                 assert torch.equal(run.checkpoint.read(key, part.shape), part)
@@ -152,6 +153,8 @@ def compute(rank: int, units: HuggingFaceUnits, folder: Path) -> None:
     arrived = {unit: stages[unit](inputs[unit], None, {}).rows for unit in ("vision", "audio")}
     result = stages["llm"](inputs["llm"], None, arrived)
     result.loss.loss_sum.backward()
+    for stage in stages.values():
+        sum_gradients(stage.slices.partial, dist.group.WORLD)
     parameters = {name: p for stage in stages.values() for name, p in stage.model.named_parameters()}
     gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
     torch.save({"loss": result.loss.loss_sum.detach(), "gradients": gradients}, folder / f"{rank}.pt")

@@ -115,12 +115,12 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
         recorders.append(Recorder(rank))
         executor.wire = cast(Any, recorders[-1])
 
-        def feed(portion: Portion) -> PackedMicrobatch:
+        def data_of(portion: Portion) -> PackedMicrobatch:
             good = [sample for sample in portion.samples if sample % REJECTED]
             counts = torch.ones(len(good), dtype=torch.int32)
             return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
 
-        executor.run(routes, feed)
+        executor.run(routes, executor.prepare.feed(routes, data_of))
     return recorders
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch.distributed as dist
 from torch import nn
 
 from headrace.errors import UserError
-from headrace.trainer.pipeline.tensor_parallel import cut_dimension, shard
+from headrace.trainer.pipeline.tensor_parallel import cut_dimension, cut_to_first_slice
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,10 @@ from headrace.trainer.pipeline.tensor_parallel import cut_dimension, shard
         ("vision.layers.3.mlp.out.bias", None),
         ("vision.layers.3.attention_norm.weight", None),
         ("vision_projector.up.weight", None),
-        ("decoder.embed.weight", None),
+        ("vision.embed.weight", None),
+        ("decoder.embed.weight", 0),
+        ("decoder.head.weight", 0),
+        ("generator.head.weight", None),
         ("decoder.layers.1.layer.self_attn.k_proj.bias", 0),
         ("decoder.layers.1.layer.self_attn.k_norm.weight", None),
         ("vision.layers.0.layer.mlp.fc2.weight", 1),
@@ -33,10 +35,10 @@ from headrace.trainer.pipeline.tensor_parallel import cut_dimension, shard
         ("audio.layers.0.layer.final_layer_norm.weight", None),
     ],
 )
-def test_only_the_matrices_of_blocks_are_cut(name: str, dimension: int | None) -> None:
+def test_only_matrices_of_blocks_and_of_the_vocabulary_are_cut(name: str, dimension: int | None) -> None:
     assert cut_dimension(name) == dimension
 
 
 def test_layers_that_it_does_not_know_are_refused() -> None:
     with pytest.raises(UserError, match=r"matrix 'Linear', of which it is not known how.*set the unit's tp to 1"):
-        shard([nn.Linear(2, 2)], dist.group.WORLD, "cpu")
+        cut_to_first_slice(nn.Linear(2, 2), 2)

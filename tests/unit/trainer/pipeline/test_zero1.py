@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,12 +21,9 @@ SHAPES = st.lists(st.sampled_from([(1,), (3,), (2, 5), (7, 7), (40,)]), min_size
 def test_every_element_is_in_one_piece_of_one_replica(shapes: list[tuple[int, ...]], num_replicas: int, elements: int) -> None:
     parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
     before = [parameter.detach().clone() for parameter in parameters]
-    with_limit = buckets.BUCKET_ELEMENTS
-    buckets.BUCKET_ELEMENTS = elements
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buckets, "BUCKET_ELEMENTS", elements)
         made = make_buckets(parameters, num_replicas)
-    finally:
-        buckets.BUCKET_ELEMENTS = with_limit
     assert [parameter for bucket in made for parameter in bucket.parameters] == parameters
     assert all(map(torch.equal, parameters, before)), "their values are as before"
     for bucket in made:
@@ -84,10 +82,11 @@ def test_a_state_that_is_loaded_is_the_state() -> None:
         assert all(torch.equal(some, one.state()[parameter][kind]) for kind, some in state.items())
 
 
-def test_a_bucket_is_summed_as_soon_as_the_last_backward_has_left_it() -> None:
+def test_a_bucket_is_summed_as_soon_as_the_last_backward_has_left_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", 1)
     layers = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     events: list[str] = []
-    optimizer = ShardedAdamW([list(layers.parameters())], None, alone=set(layers.parameters()))
+    optimizer = ShardedAdamW([list(layers.parameters())], None)
     for number, layer in enumerate(layers):
         layer.register_full_backward_hook(lambda *_, number=number: events.append(f"backward of {number}"))
     for number, bucket in zip((2, 1, 0), optimizer._buckets, strict=True):
@@ -103,10 +102,11 @@ def test_a_bucket_is_summed_as_soon_as_the_last_backward_has_left_it() -> None:
     assert [event for event in events if event.startswith("sum")] == ["sum of 2", "sum of 1", "sum of 0"]
 
 
-def test_buckets_are_summed_in_one_order_though_their_gradients_come_in_another() -> None:
+def test_buckets_are_summed_in_one_order_though_their_gradients_come_in_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", 1)
     first, second, third = (nn.Linear(2, 2, bias=False) for _ in range(3))
     events: list[str] = []
-    optimizer = ShardedAdamW([[third.weight], [first.weight, second.weight]], None, alone={first.weight, second.weight})
+    optimizer = ShardedAdamW([[third.weight], [first.weight, second.weight]], None)
     for name, bucket in zip(("second", "first", "third"), optimizer._buckets, strict=True):
         _record(bucket, name, events)
     optimizer.last_backward(0)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from headrace.trainer.pipeline import buckets
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
 
 REPLICAS = 4
@@ -21,6 +22,7 @@ LAYERS = 3
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
     """Collectives as they are begun, with the bytes that a ring of replicas has each of them send."""
+    monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", 1)  # one for each layer
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=REPLICAS)  # type: ignore[no-untyped-call]
     found: list[tuple[str, int]] = []
 
@@ -58,7 +60,7 @@ def _step(layers: nn.Sequential, optimizer: ShardedAdamW, events: list[tuple[str
 
 def test_gradients_go_once_and_weights_once_while_the_backward_and_the_next_step_run(events: list[tuple[str, int]]) -> None:
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-    optimizer = ShardedAdamW([list(layers.parameters())], dist.group.WORLD, alone=set(layers.parameters()))
+    optimizer = ShardedAdamW([list(layers.parameters())], dist.group.WORLD)
     events.clear()
     _step(layers, optimizer, events)
     names = [name for name, _ in events]
@@ -74,7 +76,7 @@ def test_gradients_go_once_and_weights_once_while_the_backward_and_the_next_step
 
 def test_a_layer_waits_for_its_own_weights_alone(events: list[tuple[str, int]]) -> None:
     layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-    optimizer = ShardedAdamW([list(layers.parameters())], dist.group.WORLD, alone=set(layers.parameters()))
+    optimizer = ShardedAdamW([list(layers.parameters())], dist.group.WORLD)
     _step(layers, optimizer, events)
     wait = optimizer.waiting_for(layers[0].parameters())
     first = next(bucket for bucket in optimizer._buckets if layers[0].weight in set(bucket.parameters))

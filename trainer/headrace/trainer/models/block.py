@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -28,6 +29,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
         """Attend inside each of the segments; `rotation` has the angles of the tokens in x."""
+        x = cast_once(x)
         q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
         mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
         output: Tensor = self.out(mixed.flatten(1))
@@ -45,6 +47,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to each row."""
+        x = cast_once(x)
         inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
         output: Tensor = self.out(inner)
         return output
@@ -65,6 +68,12 @@ class Block(nn.Module):
         x = x + self.attention(self.attention_norm(x), rotation, segments)
         output: Tensor = x + self.mlp(self.mlp_norm(x))
         return output
+
+
+def cast_once(x: Tensor) -> Tensor:
+    """Return x in autocast's dtype where autocast is on: each of several matrices that take x would cast and keep it anew."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def encoder_blocks(shape: TransformerShape) -> nn.ModuleList:

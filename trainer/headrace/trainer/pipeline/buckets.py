@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -74,6 +74,10 @@ class Bucket:
             shard = gradients.new_empty(self._shard)
             self._sum = dist.reduce_scatter_single(shard, gradients, group=group, async_op=True), shard
 
+    def sum_over(self, group: dist.ProcessGroup) -> None:
+        """Wait for the sums that were begun, and sum this replica's shard of them over another group."""
+        dist.all_reduce(self.summed(), group=group)
+
     def summed(self) -> Tensor:
         """Wait for the sums that were begun, and return those of this replica's shard."""
         assert self._sum is not None, "begin_sum comes first"
@@ -107,14 +111,14 @@ class Bucket:
         return elements[place : place + parameter.numel()].view_as(parameter)
 
 
-def make_buckets(parameters: Sequence[nn.Parameter], num_replicas: int, alone: Set[nn.Parameter] = frozenset()) -> list[Bucket]:
-    """Put consecutive parameters into buckets of at most BUCKET_ELEMENTS, larger ones and those in `alone` by themselves."""
+def make_buckets(parameters: Sequence[nn.Parameter], num_replicas: int) -> list[Bucket]:
+    """Put consecutive parameters into buckets of at most BUCKET_ELEMENTS, larger ones by themselves."""
     found: list[list[nn.Parameter]] = []
     room = 0
     for parameter in parameters:
-        if parameter in alone or parameter.numel() > room:
+        if not found or parameter.numel() > room:
             found.append([])
             room = BUCKET_ELEMENTS
         found[-1].append(parameter)
-        room = 0 if parameter in alone else room - parameter.numel()
+        room -= parameter.numel()
     return [Bucket(some, num_replicas) for some in found]

@@ -169,7 +169,7 @@ class Checkpoint:
         slices = [_values(row) for row in sorted(rows, key=lambda row: int(_field(row, "index")))]
         dim = _field(rows[0], "dim")
         whole = slices[0] if dim is None else np.concatenate(slices, axis=dim)
-        own = whole if key.dim is None else np.split(whole, key.count, axis=key.dim)[key.index]
+        own = whole if key.dim is None else np.array_split(whole, key.count, axis=key.dim)[key.index]
         if own.shape != tuple(shape):
             raise UserError(
                 f"{self._folder} has {key.name} in shape {own.shape}, and the model in {tuple(shape)}: change --model"

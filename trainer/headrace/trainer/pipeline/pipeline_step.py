@@ -55,8 +55,9 @@ class PipelineStep:
         self.non_finite_samples: Sequence[int] = ()
         """Samples of this process's portions of the last step whose loss was not finite."""
         embeddings = embedding_parameters(nn.ModuleList(stages))
-        alone = set() if self._tied is None else {self._tied}  # so that its shards are those of the other stage that has it
-        self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, alone=alone)
+        partial = {p for stage in stages if stage.slices for p in stage.slices.partial}
+        shared = [(some, group) for some, group in (({self._tied}, groups.tied), (partial, groups.slices)) if group is not None]
+        self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, shared=shared)
         self._executor = Executor(topology, self.place, stages, dtype, groups.channels, backwards=self.optimizer)
         self.prepare = self._executor.prepare
         """Makes the cargo of portions for the feed of a step."""
@@ -116,8 +117,6 @@ class PipelineStep:
     def _reduce(self, num_targets: float) -> float:
         """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
         self.optimizer.reduce()
-        if self._tied is not None and self._tied.requires_grad:
-            self._sum_tied(self._tied)
         counted = []
         for piece in self.optimizer.pieces:
             if piece.weight.grad is not None:
@@ -130,14 +129,6 @@ class PipelineStep:
         weights = [piece.weight for piece in self.optimizer.pieces]
         torch.nn.utils.clip_grads_with_norm_(weights, self._max_grad_norm, norm)
         return float(norm)
-
-    def _sum_tied(self, tied: nn.Parameter) -> None:
-        """Sum the gradient of the tied weight over the LLM's first and last stage, each of which has the same piece of it."""
-        for piece in self.optimizer.pieces:
-            if piece.parameter is tied:
-                if piece.weight.grad is None:
-                    piece.weight.grad = torch.zeros_like(piece.weight)
-                dist.all_reduce(piece.weight.grad, group=self.groups.tied)
 
     def is_copy(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is a copy of one on this stage's first TP slice, or on the LLM's first stage (tied weight)."""

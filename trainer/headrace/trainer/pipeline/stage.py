@@ -14,6 +14,7 @@ from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Inputs, Output
+from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 TRUNKS = {"vision": "vision", "audio": "audio", LLM: "decoder", GENERATOR: "generator"}
@@ -47,6 +48,8 @@ class Stage(nn.Module, ABC):
         self.checkpointing = checkpointing
         self.width = int(trunk.width)  # type: ignore[arg-type]
         """Width of hidden states between stages."""
+        self.slices: Slices | None = None
+        """The tensor-parallel slices of the stage; None if it is whole."""
         behind = model.generator if unit == LLM else model.decoder
         self.token_width = 0 if behind is None else behind.width
         """Width of tokens for the downstream unit; 0 in an LLM without a generator."""
@@ -115,10 +118,11 @@ class Stage(nn.Module, ABC):
         x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden.float()
         layer_args = self._layer_args(inputs.layers)
         for layer in self.layers:
+            run = layer if self.slices is None else self.slices.with_rows(layer, inputs.num_rows)
             if self.checkpointing:  # no random numbers are drawn again, as there is no dropout
-                x = checkpoint(layer, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(run, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, *layer_args)
+                x = run(x, *layer_args)
         return self._make_output(x, inputs.end) if self.is_last else Output(rows=x)
 
     def defer_weight_gradients(self) -> None:

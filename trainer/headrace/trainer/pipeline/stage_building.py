@@ -21,8 +21,9 @@ from headrace.trainer.models.multimodal import AudioInputs, ImageInputs, Multimo
 from headrace.trainer.models.projector import Groups
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
-from headrace.trainer.pipeline.tensor_parallel import shard
+from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
+from headrace.trainer.pipeline.vocabulary_parallel import VocabularySlice, cut_vocabulary, sliced_token_loss
 
 
 class VisionStage(Stage):
@@ -109,7 +110,7 @@ class JointEncoderStage(Stage):
         nn.Module.__init__(self)
         self.unit, self.model = unit, model
         self.is_first = self.is_last = True
-        self.is_tied, self.checkpointing = False, checkpointing
+        self.is_tied, self.checkpointing, self.slices = False, checkpointing, None
         self.width = self.token_width = model.decoder.embed.embedding_dim
         prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
 
@@ -184,6 +185,9 @@ class LlmEnd:
 class LlmStage(Stage):
     """A stage of the LLM's decoder; a row is a token."""
 
+    vocabulary: VocabularySlice | None = None
+    """The part of the vocabulary that embedding and head have; None if they are whole."""
+
     def _end_modules(self) -> Sequence[str]:
         if not self.is_last:
             return ["embed"] * self.is_first
@@ -231,7 +235,9 @@ class LlmStage(Stage):
     def _make_output(self, x: Tensor, end: LlmEnd) -> Output:
         decoder = self.model.decoder
         hidden = decoder.norm(x)
-        loss = StepLoss(loss_sum=token_loss(hidden, end.targets, decoder.output_weight), num_targets=len(end.targets.rows))
+        targets, weight, cut = end.targets, decoder.output_weight, self.vocabulary
+        loss_sum = token_loss(hidden, targets, weight) if cut is None else sliced_token_loss(hidden, targets, weight, cut)
+        loss = StepLoss(loss_sum=loss_sum, num_targets=len(targets.rows))
         has_behind = self.model.generator_projector is not None
         return Output(rows=self.model.conditions(hidden, end.image_rows) if has_behind else None, loss=loss)
 
@@ -316,7 +322,10 @@ def build_stages(
         stage.to_empty(device=device)
         initialise(stage.model, seed)
         if slices is not None:
-            shard(stage.layers, slices, device.type)
+            stage.slices = Slices(slices)
+            stage.slices.shard(stage.layers)
+            if isinstance(stage, LlmStage):
+                stage.vocabulary = cut_vocabulary(stage.model.decoder, slices)
         stages.append(stage)
     if stages[0].is_first and stages[-1].is_last and stages[-1].is_tied:
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed

@@ -1,28 +1,29 @@
 """Tensor parallelism: every layer of a stage cut into slices, one per process (Megatron-LM, Shoeybi et al. 2019, section 3).
 
 Attention is cut by heads and the MLP by its inner channels: the input matrices are column-parallel, the output matrix is
-row-parallel. So a block has two all-reduces in the forward, after attention and MLP, and two in the backward, before them.
-Norms, embeddings, head and projector are replicated on every slice, with the same computation on each: hidden states between
-layers, and the gradients of replicated parameters, are complete everywhere. The same holds for layers of `transformers`. Their
-norms of queries or keys are replicated too, but see only the heads of their slice, so their gradients are summed. An attention
-that stores its number of heads gets the number in its slice.
+row-parallel. Norms and residual additions are cut by rows (sequence parallelism, Korthikanti et al. 2022, section 4.2.2):
+between layers each slice has its share of the rows. So a layer gathers the rows before attention and before the MLP, and the
+sums over the slices behind them give each slice its share. Weights of norms are whole on every slice, but see only its rows, or
+in norms of queries and keys only its heads: their gradients are summed over the slices once a step.
 
-DTensor is used only for these sums. Torch's own parallel styles also make DTensors of the weights, so that every operation of a
-linear layer is planned anew for every length of a microbatch; here a slice of a weight is a plain parameter.
+In front of a stage's first layer and behind its last one, the rows are whole on every slice, with the same computation on each:
+what one stage sends another is whole, and so are the gradients of embeddings, last norms and projectors. Embedding table and
+head of an LLM are cut by the vocabulary (see `headrace.trainer.pipeline.vocabulary_parallel`). The same holds for layers of
+`transformers`. An attention that stores its number of heads gets the number in its slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from headrace.errors import UserError
+from headrace.trainer.models.block import cast_once
+from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, split_rows, sum_to_share
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 """Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
@@ -38,42 +39,89 @@ _ROWS = (
     *("attention.out", "mlp.out"),
     *("self_attn.o_proj", "self_attn.out_proj", "attn.proj", "mlp.down_proj", "mlp.fc2", "layer.fc2"),
 )
-_SHARED_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_VOCABULARY = ("decoder.embed", "decoder.head")
 _ATTENTIONS = ("self_attn", "attn")
 
 
-def shard(layers: Sequence[nn.Module], group: dist.ProcessGroup, device_type: str) -> None:
-    """Cut the matrices of these layers down to this process's slice, and add the sums over the slices.
+class Slices:
+    """The slices of one stage, seen from one of them: which rows it has, and its sums with the others."""
 
-    Every process of the group must have the same whole weights; nothing is sent. Raises UserError for a layer with a matrix that
-    this module does not know how to cut.
-    """
-    for layer in layers:
-        _check_matrices(layer)
-    mesh = DeviceMesh.from_group(group, device_type)
-    styles = {_ENTRIES: _Entry(), _COLUMNS: _Columns(), _ROWS: _Rows(), _SHARED_NORMS: _SharedNorm(), _ATTENTIONS: _HeadCount()}
-    for layer in layers:
-        for names, style in styles.items():
-            present = [name for name, _ in layer.named_modules() if f".{name}".endswith(tuple(f".{end}" for end in names))]
-            parallelize_module(layer, mesh, dict.fromkeys(present, style))
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.partial: list[nn.Parameter] = []
+        """Parameters whose gradients are parts of a sum over the slices, which is due once a step."""
+        self._num_rows = 0
+
+    def shard(self, layers: Sequence[nn.Module]) -> None:
+        """Cut the matrices of a stage's consecutive layers down to this slice, and make the layers exchange rows.
+
+        Every process of the group must have the same whole weights; nothing is sent. The layers must be called as `with_rows`
+        returns them. Raises UserError for a layer with a matrix of which it is not known how to cut it.
+        """
+        for layer in layers:
+            _check_matrices(layer)
+            self.partial += _row_wise(layer)
+            _cut(layer, self.group.rank(), self.group.size())
+            for module in _named_like(layer, _ENTRIES):
+                module.register_forward_pre_hook(self._enter, with_kwargs=True)
+            for module in _named_like(layer, _ROWS):
+                module.register_forward_hook(self._leave)
+        if layers:
+            _inner(layers[0]).register_forward_pre_hook(self._split)
+            _inner(layers[-1]).register_forward_hook(self._join)
+
+    def with_rows(self, layer: nn.Module, num_rows: int) -> Callable[..., Tensor]:
+        """Return a layer as a function for a microbatch of `num_rows` rows, which may also run again in its backward."""
+        return partial(self._run, layer, num_rows)
+
+    def _run(self, layer: nn.Module, num_rows: int, x: Tensor, *args: Any) -> Tensor:
+        self._num_rows = num_rows
+        output: Tensor = layer(x, *args)
+        return output
+
+    def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        share = args[0] if args else named["hidden_states"]
+        x = gather_rows(cast_once(share), self._num_rows, self.group)
+        return ((x, *args[1:]), named) if args else (args, {**named, "hidden_states": x})
+
+    def _leave(self, _: nn.Module, __: tuple[Tensor, ...], part: Tensor) -> Tensor:
+        return sum_to_share(part, self.group)
+
+    def _split(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (split_rows(args[0], self.group), *args[1:])
+
+    def _join(self, _: nn.Module, __: tuple[Any, ...], share: Tensor) -> Tensor:
+        return join_rows(share, self._num_rows, self.group)
 
 
 def cut_to_first_slice(layer: nn.Module, slices: int) -> None:
     """Cut the matrices of a layer down to the first of `slices` slices, without the sums over slices.
 
     The layer then computes what one process of the unit computes, for timing; its outputs mean nothing. Raises UserError as
-    `shard` does.
+    `Slices.shard` does.
     """
     _check_matrices(layer)
-    for name, parameter in list(layer.named_parameters()):
-        dim = cut_dimension(name)
-        if dim is not None:
-            owner, _, kind = name.rpartition(".")
-            part = parameter.detach().narrow(dim, 0, parameter.shape[dim] // slices).clone()
-            layer.get_submodule(owner).register_parameter(kind, nn.Parameter(part))
-    for name, module in layer.named_modules():
-        if f".{name}".endswith(tuple(f".{end}" for end in _ATTENTIONS)):
-            _share_heads(module, slices)
+    _cut(layer, 0, slices)
+
+
+def cut_dimension(name: str) -> int | None:
+    """Return the dimension along which a parameter is sliced; None if it is whole on every slice, or exists on the first only.
+
+    Only on the first slice is the bias of a row-parallel layer, since it is added once, in the sum over the slices.
+    """
+    layer, _, kind = name.rpartition(".")
+    if layer.endswith((*_COLUMNS, *_VOCABULARY)):
+        return 0
+    return 1 if layer.endswith(_ROWS) and kind == "weight" else None
+
+
+def slice_of(parameter: Tensor, dim: int, index: int, count: int) -> nn.Parameter:
+    """Return one of `count` slices of a parameter along `dim`, with storage of its own.
+
+    If they cannot be equal, the first slices have one row or column more.
+    """
+    part = parameter.detach().tensor_split(count, dim)[index].clone()
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)
 
 
 def _check_matrices(layer: nn.Module) -> None:
@@ -85,85 +133,37 @@ def _check_matrices(layer: nn.Module) -> None:
             )
 
 
-def _share_heads(attention: nn.Module, slices: int) -> None:
-    heads = getattr(attention, "num_heads", None)
-    if heads is not None:
-        attention.num_heads = heads // slices
+def _cut(layer: nn.Module, index: int, count: int) -> None:
+    """Replace the parameters of a layer by those of one of `count` slices, and its numbers of heads by the slice's."""
+    for name, parameter in list(layer.named_parameters()):
+        owner, _, kind = name.rpartition(".")
+        dim = cut_dimension(name)
+        if dim is not None:
+            layer.get_submodule(owner).register_parameter(kind, slice_of(parameter, dim, index, count))
+        elif owner.endswith(_ROWS) and index > 0:
+            layer.get_submodule(owner).register_parameter(kind, None)
+    for attention in _named_like(layer, _ATTENTIONS):
+        heads = getattr(attention, "num_heads", None)
+        if heads is not None:
+            attention.num_heads = heads // count
 
 
-def cut_dimension(name: str) -> int | None:
-    """Return the dimension along which a parameter is sliced; None if it is whole on every slice, or exists on the first only.
-
-    Only on the first slice is the bias of a row-parallel layer, since it is added once, after the sum over the slices.
-    """
-    layer, _, kind = name.rpartition(".")
-    if layer.endswith(_COLUMNS):
-        return 0
-    return 1 if layer.endswith(_ROWS) and kind == "weight" else None
-
-
-class _Entry(ParallelStyle):
-    """Style of a module whose column-parallel matrices share one input: sums the input's gradient over the slices."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def enter(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-            if args:
-                return (split(args[0]), *args[1:]), named
-            return args, {**named, "hidden_states": split(named["hidden_states"])}
-
-        def split(x: Tensor) -> Tensor:
-            whole = DTensor.from_local(x, device_mesh, [Replicate()], run_check=False)
-            return whole.to_local(grad_placements=[Partial()])
-
-        module.register_forward_pre_hook(enter, with_kwargs=True)
-        return module
+def _row_wise(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a layer that stay whole but see one slice's rows or heads only: those of norms."""
+    inside = set(_inner(layer).parameters())
+    return [
+        parameter
+        for name, parameter in layer.named_parameters()
+        if parameter in inside and cut_dimension(name) is None and not name.rpartition(".")[0].endswith(_ROWS)
+    ]
 
 
-class _Columns(ParallelStyle):
-    """Style of a column-parallel linear layer: each slice has some of its outputs."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for name, parameter in module.named_parameters():
-            module.register_parameter(name, _slice(parameter, 0, device_mesh))
-        return module
+def _inner(layer: nn.Module) -> nn.Module:
+    """Return the layer itself, or the layer of `transformers` in it: around that one, rows come in other orders and numbers."""
+    inner: nn.Module = getattr(layer, "layer", layer)
+    return inner
 
 
-class _Rows(ParallelStyle):
-    """Style of a row-parallel linear layer: each slice has some of its inputs, and the outputs of all slices are summed."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        def leave(_: nn.Module, __: tuple[Tensor, ...], y: Tensor) -> Tensor:
-            return _sum(y, device_mesh)
-
-        module.register_parameter("weight", _slice(module.get_parameter("weight"), 1, device_mesh))
-        if device_mesh.get_local_rank() > 0:
-            module.register_parameter("bias", None)
-        module.register_forward_hook(leave)
-        return module
-
-
-class _SharedNorm(ParallelStyle):
-    """Style of a norm shared by all heads: sums its gradient over the slices, each of which sees its own heads only."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        for parameter in module.parameters():
-            parameter.register_hook(lambda gradient: _sum(gradient, device_mesh))  # type: ignore[no-untyped-call]
-        return module
-
-
-class _HeadCount(ParallelStyle):
-    """Style of an attention of `transformers`: sets `num_heads`, if it has that attribute, to the heads of the slice."""
-
-    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        _share_heads(module, device_mesh.size())
-        return module
-
-
-def _sum(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return the sum of a tensor over the slices (all-reduce)."""
-    return DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
-
-
-def _slice(parameter: nn.Parameter, dim: int, mesh: DeviceMesh) -> nn.Parameter:
-    part = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None).to_local()
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+def _named_like(layer: nn.Module, endings: Sequence[str]) -> Iterator[nn.Module]:
+    dotted = tuple(f".{ending}" for ending in endings)
+    return (module for name, module in layer.named_modules() if f".{name}".endswith(dotted))

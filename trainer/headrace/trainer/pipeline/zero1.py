@@ -49,16 +49,25 @@ class ShardedAdamW:
         *,
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
-        alone: Set[nn.Parameter] = frozenset(),
+        shared: Sequence[tuple[Set[nn.Parameter | None], dist.ProcessGroup]] = (),
     ) -> None:
         """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
         None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
-        `alone`: parameters that have a bucket of their own.
+        `shared`: parameters whose gradients are also summed over another group, all of whose processes have them in the same
+        order, and that group.
         """
         self._group = group
         self._replica = 0 if group is None else dist.get_rank(group)
         num_replicas = 1 if group is None else dist.get_world_size(group)
-        self._of_chunk = [make_buckets(parameters[::-1], num_replicas, alone) for parameters in chunks]
+        self._shared: list[tuple[list[Bucket], dist.ProcessGroup]] = [([], other) for _, other in shared]
+        self._of_chunk: list[list[Bucket]] = []
+        for parameters in chunks:
+            rest = [parameter for parameter in parameters[::-1] if not any(parameter in some for some, _ in shared)]
+            self._of_chunk.append(make_buckets(rest, num_replicas))
+            for (some, _), (buckets, _) in zip(shared, self._shared, strict=True):  # so that shards are alike in the other group
+                made = make_buckets([parameter for parameter in parameters[::-1] if parameter in some], num_replicas)
+                buckets += made
+                self._of_chunk[-1] += made
         # In the order in which gradients come, which all replicas keep to: the last chunk's first, and the last layer's in it.
         self._buckets = [bucket for buckets in reversed(self._of_chunk) for bucket in buckets]
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
@@ -99,6 +108,9 @@ class ShardedAdamW:
         self._complete.update(self._buckets)
         self._begin_sums()
         exists = self._exists()
+        for buckets, group in self._shared:
+            for bucket in buckets:
+                bucket.sum_over(group)
         for bucket in self._buckets:
             shard, first = bucket.summed(), self._replica * len(bucket.summed())
             for piece in self._pieces[bucket]:
@@ -190,13 +202,13 @@ class ShardedAdamW:
         self._missing.clear()
 
     def _exists(self) -> dict[nn.Parameter, bool]:
-        """Return for each parameter whether any replica has a gradient of it."""
-        flags = [bucket.has_gradient(parameter) for parameter, bucket in self._bucket_of.items()]
-        if self._group is not None and flags:
-            everywhere = torch.tensor(flags, dtype=torch.uint8, device=self._buckets[0].weights.device)
-            dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=self._group)
-            flags = everywhere.bool().tolist()
-        return dict(zip(self._bucket_of, flags, strict=True))
+        """Return for each parameter whether any replica, or process of a group that shares it, has a gradient of it."""
+        flags = {parameter: bucket.has_gradient(parameter) for parameter, bucket in self._bucket_of.items()}
+        if self._group is not None:
+            _any_of(flags, flags, self._group)
+        for buckets, group in self._shared:
+            _any_of(flags, [parameter for bucket in buckets for parameter in bucket.parameters], group)
+        return flags
 
     def _whole(self, bucket: Bucket, kind: str) -> Tensor:
         """Gather one moment of all parameters of a bucket; zeros for those that were never updated."""
@@ -209,3 +221,12 @@ class ShardedAdamW:
         if self._group is not None:
             dist.all_gather_single(whole, bucket.shard(whole, self._replica), group=self._group)
         return whole
+
+
+def _any_of(flags: dict[nn.Parameter, bool], parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Set the flags of these parameters to whether that of any process in the group is set."""
+    if parameters:
+        own = torch.tensor([flags[parameter] for parameter in parameters], dtype=torch.uint8)
+        everywhere = own.to(next(iter(parameters)).device)
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=group)
+        flags |= zip(parameters, everywhere.bool().tolist(), strict=True)

@@ -59,7 +59,7 @@ class WindowLayer(nn.Module):
         """Apply the layer to the patches of the packed images that `windows` describes. `rotations`: each (P, head_dim)."""
         x = x[windows.order] if self.is_first else x
         segments = windows.image_segments if self.sees_image else windows.window_segments
-        whole = torch.tensor([0, len(x)])  # no cuts by transformers: packed attention takes the segments
+        whole = torch.tensor([0, len(windows.order)])  # no cuts by transformers: packed attention takes the segments
         output: Tensor = self.layer(x, cu_seqlens=whole, position_embeddings=rotations, segments=segments)
         return output[windows.inverse_order] if self.is_last else output
 

@@ -1,0 +1,248 @@
+"""Three slices of a stage, beside the whole: rows, vocabulary and layers that they cannot share equally."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from headrace.model_shape import TransformerShape
+from headrace.sample import LABEL_IGNORED
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import decoder_blocks
+from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.loss import Targets, token_loss
+from headrace.trainer.models.rotary import rotation
+from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, reduce, split_rows, sum_to_share
+from headrace.trainer.pipeline.tensor_parallel import Slices, cut_dimension, slice_of
+from headrace.trainer.pipeline.vocabulary_parallel import cut_vocabulary, sliced_token_loss
+
+SLICES = 3
+TIMEOUT_S = 60.0  # of a wait for each other
+ROWS = (1, 2, 3, 7, 9)
+"""Fewer than slices, a multiple of them, and neither."""
+WIDTH, VOCAB, TARGETS = 12, 10, 5
+SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
+
+Run = list[dict[str, Any]]
+"""What each slice computed."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("slices")
+    mp.spawn(compute, args=(folder,), nprocs=SLICES)
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SLICES)]
+
+
+def compute(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder / 'store'}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=SLICES, timeout=timedelta(seconds=TIMEOUT_S))
+    group = dist.group.WORLD
+    assert group is not None
+    answer = {
+        **{f"rows {rows}": exchanged(rank, rows, group) for rows in ROWS},
+        **{f"layers {rows}": of_layers(layers(), rows, Slices(group)) for rows in ROWS},
+        **{f"vocabulary {chunk}": of_vocabulary(chunk, group) for chunk in (1, TARGETS)},
+        "no target": of_nothing(group),
+        "bfloat16": of_half_precision(group),
+    }
+    torch.save(answer, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_shares_are_consecutive_rows_filled_up_with_zeros(run: Run) -> None:
+    for rows in ROWS:
+        shares = torch.cat([answer[f"rows {rows}"]["split"] for answer in run])
+        assert len(shares) == -(-rows // SLICES) * SLICES
+        assert torch.equal(shares[:rows], numbered(rows))
+        assert not shares[rows:].any()
+
+
+def test_gathered_and_joined_rows_are_the_whole_again(run: Run) -> None:
+    for rows in ROWS:
+        for answer in run:
+            assert torch.equal(answer[f"rows {rows}"]["gathered"], numbered(rows))
+            assert torch.equal(answer[f"rows {rows}"]["joined"], numbered(rows))
+
+
+def test_a_gradient_of_gathered_rows_is_summed_over_the_slices_and_one_of_joined_rows_is_not(run: Run) -> None:
+    for rows in ROWS:
+        for (
+            answer
+        ) in run:  # slice r weighs row t with (r + 1)(t + 1) where rows are gathered, all with t + 1 where they are joined
+            weights = torch.arange(1.0, rows + 1)[:, None].expand(rows, WIDTH)
+            assert torch.equal(answer[f"rows {rows}"]["of gathered"], sum(range(1, SLICES + 1)) * weights)
+            assert torch.equal(answer[f"rows {rows}"]["of joined"], weights)
+
+
+def test_a_sum_is_shared_and_its_gradient_gathered(run: Run) -> None:
+    for rows in ROWS:
+        shares = torch.cat([answer[f"rows {rows}"]["summed"] for answer in run])
+        assert torch.equal(shares[:rows], sum(range(1, SLICES + 1)) * numbered(rows))
+        for answer in run:
+            owners = torch.arange(rows).div(-(-rows // SLICES), rounding_mode="floor") + 1.0
+            assert torch.equal(answer[f"rows {rows}"]["of summed"], owners[:, None].expand(rows, WIDTH))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_layers_in_slices_compute_the_whole(run: Run, rows: int) -> None:
+    whole = of_layers(layers(), rows, None)
+    for rank, answer in enumerate(run):
+        found = answer[f"layers {rows}"]
+        for name, tensor in whole.items():
+            dimension = cut_dimension(name)
+            expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
+            torch.testing.assert_close(found[name], expected, rtol=0, atol=5e-5 * max(1.0, float(tensor.abs().max())))
+
+
+@pytest.mark.parametrize("chunk", [1, TARGETS])
+def test_a_vocabulary_that_slices_cannot_share_equally(run: Run, chunk: int) -> None:
+    decoder = make_decoder()
+    loss = tokens_loss(decoder, token_loss)
+    loss.backward()
+    assert [len(answer[f"vocabulary {chunk}"]["embed"]) for answer in run] == [4, 3, 3]
+    for answer in run:
+        torch.testing.assert_close(answer[f"vocabulary {chunk}"]["loss"], loss.detach())
+        torch.testing.assert_close(answer[f"vocabulary {chunk}"]["norm"], decoder.norm.weight.grad)
+    for name in ("embed", "head"):
+        together = torch.cat([answer[f"vocabulary {chunk}"][name] for answer in run])
+        torch.testing.assert_close(together, decoder.get_submodule(name).weight.grad)
+
+
+def test_a_microbatch_without_targets_has_no_loss(run: Run) -> None:
+    assert all(answer["no target"] == 0 for answer in run)
+
+
+def test_the_gradient_of_the_head_is_summed_in_float32(run: Run) -> None:
+    decoder, x, labels = make_decoder(), *many_targets()
+    token_loss(x, labels, decoder.output_weight).backward()
+    exact = decoder.output_weight.grad
+    together = torch.cat([answer["bfloat16"] for answer in run])
+    assert (together - exact).norm() < 4e-3 * exact.norm()
+
+
+def numbered(rows: int) -> Tensor:
+    return torch.arange(1.0, rows * WIDTH + 1).view(rows, WIDTH)
+
+
+def exchanged(rank: int, rows: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Every collective on numbered rows, and the gradient that comes of its weighted sum."""
+    weights = torch.arange(1.0, rows + 1)[:, None]
+    whole = numbered(rows).requires_grad_()
+    share = split_rows(whole, group)
+    gathered = gather_rows(share, rows, group)
+    (gathered * weights * (rank + 1)).sum().backward()
+    of_gathered, whole.grad = whole.grad, None
+    joined = join_rows(split_rows(whole, group), rows, group)
+    (joined * weights).sum().backward()
+    of_joined, whole.grad = whole.grad, None
+    summed = sum_to_share((rank + 1) * whole, group)
+    (summed * (rank + 1)).sum().backward()
+    assert whole.grad is not None
+    values = {"split": share, "gathered": gathered, "joined": joined, "summed": summed}
+    of_summed = whole.grad / (rank + 1)
+    gradients = {"of gathered": of_gathered, "of joined": of_joined, "of summed": of_summed}
+    return {name: tensor.detach() for name, tensor in {**values, **gradients}.items() if tensor is not None}
+
+
+def seeded(module: nn.Module) -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5, generator=generator)
+    return module
+
+
+def layers() -> nn.Module:
+    return seeded(decoder_blocks(SHAPE))
+
+
+def of_layers(blocks: nn.Module, rows: int, slices: Slices | None) -> dict[str, Tensor]:
+    """Output and all gradients of two layers on `rows` rows, the first layer recomputed in its backward."""
+    first, second = blocks.children()
+    if slices is not None:
+        slices.shard([first, second])
+    run = [layer if slices is None else slices.with_rows(layer, rows) for layer in (first, second)]
+    positions = torch.arange(rows)
+    args = (
+        rotation(positions[:, None], WIDTH // SHAPE.heads, theta=1e4),
+        Segments(lengths=(rows,), cu_seqlens=torch.tensor([0, rows], dtype=torch.int32)),
+    )
+    x = (numbered(rows) / 10).sin().requires_grad_()
+    hidden = checkpoint(run[0], x, *args, use_reentrant=False)
+    if slices is not None and rows > 1:  # another microbatch comes in between, as in a pipeline
+        slices.with_rows(nn.Identity(), 1)(x)
+    output = run[1](hidden, *args)
+    output.square().sum().backward()
+    for parameter in [] if slices is None else slices.partial:
+        assert parameter.grad is not None
+        reduce(parameter.grad, slices.group)  # type: ignore[union-attr]
+    gradients = {name: parameter.grad for name, parameter in blocks.named_parameters() if parameter.grad is not None}
+    return {"output": output.detach(), "x": x.grad, **gradients}  # type: ignore[dict-item]
+
+
+def make_decoder() -> Decoder:
+    decoder = Decoder(SHAPE, vocab_size=VOCAB, tied=False)
+    seeded(decoder)
+    return decoder
+
+
+IDS = torch.tensor([0, 3, 4, 9, 6, 7, 3])
+IDS_TARGETS = Targets.of(torch.tensor([3, 4, 9, LABEL_IGNORED, 7, 3, LABEL_IGNORED]))
+
+
+def tokens_loss(decoder: Decoder, loss: Callable[[Tensor, Targets, Tensor], Tensor]) -> Tensor:
+    return loss(decoder.norm(decoder.embed(IDS)), IDS_TARGETS, decoder.output_weight)
+
+
+def of_vocabulary(chunk: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
+    """Loss and gradients, with logits for that many targets at a time."""
+    decoder = make_decoder()
+    vocabulary = cut_vocabulary(decoder, group)
+    assert vocabulary is not None
+    most = chunk * len(decoder.output_weight)
+    loss = tokens_loss(decoder, lambda *args: sliced_token_loss(*args, vocabulary, max_logits=most))
+    loss.backward()
+    gradients = {name: decoder.get_submodule(name).weight.grad for name in ("embed", "head", "norm")}
+    return {"loss": loss.detach(), **gradients}  # type: ignore[dict-item]
+
+
+def of_nothing(group: dist.ProcessGroup) -> float:
+    decoder = make_decoder()
+    vocabulary = cut_vocabulary(decoder, group)
+    assert vocabulary is not None
+    targets = Targets.of(torch.full((2,), LABEL_IGNORED))
+    return float(sliced_token_loss(torch.ones(2, WIDTH), targets, decoder.output_weight, vocabulary))
+
+
+def many_targets() -> tuple[Tensor, Targets]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(512, WIDTH, generator=generator), Targets.of(torch.randint(VOCAB, (512,), generator=generator))
+
+
+def of_half_precision(group: dist.ProcessGroup) -> Tensor:
+    """The head's gradient from products in bfloat16, in chunks of a few targets."""
+    decoder = make_decoder()
+    vocabulary = cut_vocabulary(decoder, group)
+    assert vocabulary is not None
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = sliced_token_loss(*many_targets(), decoder.output_weight, vocabulary, max_logits=16)
+    loss.backward()
+    assert decoder.output_weight.grad is not None
+    return decoder.output_weight.grad
+
+
+def test_slices_of_a_weight_are_as_equal_as_can_be() -> None:
+    whole = nn.Parameter(torch.arange(20.0).view(10, 2))
+    parts = [slice_of(whole, 0, index, SLICES) for index in range(SLICES)]
+    assert torch.equal(torch.cat([part.detach() for part in parts]), whole)
+    assert [part.untyped_storage().nbytes() for part in parts] == [32, 24, 24]

@@ -1,0 +1,150 @@
+"""Collectives among the tensor-parallel slices of a stage, as functions that autograd can go through.
+
+Between layers a slice has its share of the rows only (sequence parallelism, Korthikanti et al. 2022, section 4.2.2): of T rows
+in n slices, slice i has the S rows from i * S on, where S = ceil(T / n). Rows past T are padding: zeros when they are made, and
+dropped where the shares come together. In the shapes, ... is nothing, or the batch of one of layers of `transformers`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+_SUM = dist.ReduceScatterOptions()  # their default
+
+
+def gather_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the rows of all slices, (..., T, W), from this slice's share (..., S, W). `num_rows`: T.
+
+    The backward sums the gradients of all slices, and each gets the sum of its share (reduce-scatter).
+    """
+    return _GatherRows.apply(share, num_rows, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_to_share(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this slice's share (..., S, W) of the sum of all slices' parts (..., T, W): a reduce-scatter.
+
+    The backward gathers the gradients of all shares.
+    """
+    return _SumToShare.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def split_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return this slice's share (..., S, W) of rows (..., T, W) that all slices have.
+
+    The backward gathers the gradients of all shares: every slice gets the whole gradient.
+    """
+    return _SplitRows.apply(whole, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def join_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+    """Return the rows of all slices, (..., T, W), with which every slice then computes the same. `num_rows`: T.
+
+    So the gradients of all slices are equal, and the backward takes this slice's share of its own.
+    """
+    return _JoinRows.apply(share, num_rows, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sum_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the sum of all slices' parts, with which every slice then computes the same.
+
+    So the gradients of all slices are equal, and the backward passes this slice's on to its part.
+    """
+    return _SumParts.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reduce(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Replace a contiguous tensor by its sum over the slices, and return it."""
+    group.allreduce(part).wait()
+    return part
+
+
+def gather(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the tensors of all slices, joined along the first dimension. Their shapes are equal."""
+    whole = share.new_empty(share.shape[0] * group.size(), *share.shape[1:])
+    group._allgather_base(whole, share.contiguous()).wait()
+    return whole
+
+
+def _gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+    *batch, rows, width = share.shape
+    whole = share.new_empty(rows * group.size(), width)
+    group._allgather_base(whole, share.contiguous().view(rows, width)).wait()
+    return whole[:num_rows].view(*batch, num_rows, width) if batch or len(whole) != num_rows else whole
+
+
+def _summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    part = _padded(part, group)
+    *batch, rows, width = part.shape
+    share = part.new_empty(rows // group.size(), width)
+    group._reduce_scatter_base(share, part.contiguous().view(rows, width), _SUM).wait()
+    return share.view(*batch, *share.shape) if batch else share
+
+
+def _own(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    return _padded(whole, group).chunk(group.size(), -2)[group.rank()].clone()
+
+
+def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return rows (..., T, W) with zeros behind them, (..., n * S, W)."""
+    missing = -whole.shape[-2] % group.size()
+    return functional.pad(whole, (0, 0, 0, missing)) if missing else whole
+
+
+class _GatherRows(Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(share, num_rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _summed(gradient, ctx.group), None, None
+
+
+class _SumToShare(Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.num_rows = group, part.shape[-2]
+        return _summed(part, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _gathered(gradient, ctx.num_rows, ctx.group), None
+
+
+class _SplitRows(Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.num_rows = group, whole.shape[-2]
+        return _own(whole, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _gathered(gradient, ctx.num_rows, ctx.group), None
+
+
+class _JoinRows(Function):
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _gathered(share, num_rows, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _own(gradient, ctx.group), None, None
+
+
+class _SumParts(Function):
+    @staticmethod
+    def forward(_: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        return reduce(part.clone(memory_format=torch.contiguous_format), group)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, None
