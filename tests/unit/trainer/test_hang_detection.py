@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headrace.trainer.hang_detection import Patience, hung_job, silent_rank
 from headrace.trainer.loading.pack_ahead import PackAhead
-from headrace.trainer.progress import PROGRESS, Progress, ProgressReport
+from headrace.trainer.rank_progress import PROGRESS, Progress, ProgressReport
 from headrace.trainer.side_channel import Heard
 
 PATIENCE = Patience(hang_s=60.0)
@@ -24,7 +24,8 @@ COMPUTING = dataclasses.replace(WAITING, at="trainer.models.block:40 forward", w
 def test_a_job_hangs_when_no_rank_gets_on_and_who_does_not_wait_is_named() -> None:
     words = hung_job({0: WAITING, 1: COMPUTING, 2: WAITING}, PATIENCE)
     assert words == (
-        "no rank has got on for 60 s (--hang-timeout): rank 1 (llm) at step 3, F 2, trainer.models.block:40 forward; the others wait"
+        "no rank has got on for 60 s (--hang-timeout): rank 1 (llm) at step 3, F 2, trainer.models.block:40 forward; "
+        "the others wait"
     )
     assert "rank 0 (llm) at step 3" in (words := hung_job(dict.fromkeys(range(9), WAITING), PATIENCE))
     assert words.endswith("and 5 more; all wait")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from headrace.errors import HeadraceError, UserError
 from headrace.observability.logs import configure_logging
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import process_group, rank, watched
 
 STEPS, FAULTY_STEP, FAULTY_RANK = 4, 2, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headrace.trainer.progress import ProgressReport
+from headrace.trainer.rank_progress import ProgressReport
 from headrace.trainer.side_channel import Heard
 
 HANG_TIMEOUT_S = 600.0

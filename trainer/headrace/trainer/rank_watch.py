@@ -23,7 +23,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 from headrace.errors import HeadraceError
 from headrace.printable import printable
 from headrace.trainer.hang_detection import ALARM_S, Patience, hung_job, silent_rank, who
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.side_channel import SideChannel, agent_has_store
 
 log = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import TCPStore
 
-from headrace.trainer.progress import PROGRESS, ProgressReport
+from headrace.trainer.rank_progress import PROGRESS, ProgressReport
 
 BEAT_S = 0.5
 """Pause between two exchanges of a rank with the store, each of two requests."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 
 _What = TypeVar("_What")
 _Packed = TypeVar("_Packed")

@@ -25,7 +25,7 @@ from headrace.quarantine import Rejected
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.loading.relay import RelayPlace, is_relayed, num_callers
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)

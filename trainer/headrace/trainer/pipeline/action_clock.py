@@ -14,7 +14,7 @@ from headrace.trainer.loading.stopwatch import Stopwatch
 from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, measured_work
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import Place
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 
 
 class ActionClock:

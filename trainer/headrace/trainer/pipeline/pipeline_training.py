@@ -30,7 +30,7 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
-from headrace.trainer.progress import PROGRESS
+from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
 from headrace.transport.base import TRANSPORTS
