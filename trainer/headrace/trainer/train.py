@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import local_device
+from headrace.trainer.devices import local_device, warn_quadratic_attention
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
@@ -53,6 +54,7 @@ def train(
         connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
     ):
         name = model_name or loader.spec.model
+        warn_quadratic_attention(device.type, precision, MODEL_SHAPES[name])
         model = build_model(
             name,
             loader.spec,

@@ -15,7 +15,7 @@ import torch
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import check_pipeline, local_device
+from headrace.trainer.devices import check_pipeline, local_device, warn_quadratic_attention
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
@@ -88,6 +88,7 @@ def train_pipeline(
         topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
+        warn_quadratic_attention(device.type, precision, model.shape)
         spec = loader.spec
         topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
         settings = topology.optimizer.resolved(name, model.pretrained)
