@@ -102,7 +102,7 @@ def _whereabouts() -> tuple[str, bool]:
     waits = False
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
         waits = waits or module.startswith(("torch.distributed", "threading")) or "wait(" in line
         if module.startswith("headrace."):
             return f"{module.removeprefix('headrace.')}:{frame.f_lineno} {frame.f_code.co_name}", waits

@@ -60,6 +60,7 @@ class RankWatch:
         self._ends = threading.Event()  # set once the main thread has left the block
         self._signals, self._wakeup = socket.socketpair()  # while the main thread waits in gloo, no handler runs
         self._alarmed_s = 0.0
+        self._silent = threading.Lock()  # free until this rank has logged why the job ends
 
     def __enter__(self) -> Self:
         self._wakeup.setblocking(False)
@@ -101,8 +102,13 @@ class RankWatch:
                 self.channel.await_news(_CHECK_S)
             words = why or words
         first = self._settle(words)
-        log.error("the job ends: %s", printable(first))
+        self._say(first)
         return first
+
+    def _say(self, first: str) -> None:
+        """Log why the job ends, whichever thread is first."""
+        if self._silent.acquire(blocking=False):
+            log.error("the job ends: %s", printable(first))
 
     def _settle(self, words: str) -> str:
         """Say why the job ends. Return what was said first, by this rank or another one."""
@@ -157,7 +163,7 @@ class RankWatch:
                         target=_abort_process_group, name="abort", daemon=True
                     ).start()  # ends the main thread's wait
                 if not self._ends.wait(_GRACE_S):
-                    log.error("the job ends: %s", printable(first))
+                    self._say(first)
                     self._exit(_EXIT_FAILURE)
 
     def _exit(self, exit_code: int) -> NoReturn:
