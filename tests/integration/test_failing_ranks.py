@@ -14,7 +14,7 @@ import yaml
 from headrace.cli.run.processes import torchrun_environments
 from tests.integration.trainers import END_S
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 NUM_RANKS = 6
 UNITS = {"vision": {}, "audio": {}, "llm": {"dp": 2, "pp": 2}}
@@ -26,11 +26,11 @@ WHERE = "rank 3 (llm replica 0, stage 1, slice 0)"
 @pytest.mark.parametrize(
     ("fault", "words", "hang_timeout_s"),
     [
-        pytest.param("user error", f"{WHERE}: step 1: the batch has no samples: take a larger one", 600),
-        pytest.param("unexpected", f"{WHERE}: step 1: ZeroDivisionError('division by zero')", 600, marks=pytest.mark.slow),
-        pytest.param("hang", f"no rank has got on for 5 s (--hang-timeout): {WHERE} at step 1", 5, marks=pytest.mark.slow),
-        pytest.param("stop", f"{WHERE} has said nothing for", 5, marks=pytest.mark.slow),
-        pytest.param("kill", f"{WHERE} has said nothing for", 600, marks=pytest.mark.slow),
+        ("user error", f"{WHERE}: step 1: the batch has no samples: take a larger one", 600),
+        ("unexpected", f"{WHERE}: step 1: ZeroDivisionError('division by zero')", 600),
+        ("hang", f"no rank has got on for 5 s (--hang-timeout): {WHERE} at step 1", 5),
+        ("stop", f"{WHERE} has said nothing for", 5),
+        ("kill", f"{WHERE} has said nothing for", 600),
     ],
 )
 def test_one_rank_ends_all(calm, spec, tmp_path: Path, fault: str, words: str, hang_timeout_s: int) -> None:
