@@ -33,9 +33,9 @@ _GRACE_S = 1.0
 """From the news of a failure until the process is ended, unless its main thread ends by itself."""
 _TELL_S = 2.0
 """How long a failed rank waits until its words are in the store."""
-_HOST_S = 3.0
+_HOST_S = 2.0
 """How long the host of the store stays for those who have not read yet."""
-_KILL_S = 6
+_KILL_S = 4
 """From the end of a failed rank's main thread until the kernel ends the process, whatever still waits in libraries."""
 _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130
