@@ -43,6 +43,9 @@ class Action:
     chunk: int = 0
     """The stage's model chunk (virtual stage) that runs; always 0 unless the schedule is interleaved."""
 
+    def __str__(self) -> str:
+        return f"{self.kind.name.lower()} of microbatch {self.microbatch}, chunk {self.chunk}"
+
 
 Schedule = tuple[tuple[Action, ...], ...]
 """The schedule of one replica: `schedule[stage]` holds the actions of that stage, in execution order."""

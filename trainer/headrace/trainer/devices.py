@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 import torch
 
 from headrace.errors import UserError
+from headrace.model_shape import ModelShape
 from headrace.observability.logs import pairs
 
 log = logging.getLogger(__name__)
@@ -22,7 +24,57 @@ def local_device(name: str = "auto") -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"--device {name}, but torch finds no GPU here: take --device cpu, or a build of torch with CUDA")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    check_gpus(number, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
+    return torch.device("cuda", number)
+
+
+def check_gpus(local_rank: int, local_ranks: int, num_gpus: int) -> None:
+    """Raise UserError if a host has fewer GPUs that this rank sees than ranks. `local_rank`: this rank's number on its host."""
+    num_ranks = max(local_rank + 1, local_ranks)
+    if num_ranks > num_gpus:
+        raise UserError(
+            f"{num_ranks} ranks on this host, but local rank {local_rank} sees {num_gpus} GPU(s), and each "
+            "rank takes the one with its number: start torchrun with --nproc-per-node of at most that, let every rank see all "
+            "GPUs (CUDA_VISIBLE_DEVICES), or take --device cpu"
+        )
+
+
+def check_shared_gpus(gpus: Mapping[int, str]) -> None:
+    """Raise UserError if two ranks have the same GPU, which NCCL does not allow. `gpus`: the id of each rank's GPU, unique among
+    all hosts."""
+    ranks: dict[str, int] = {}
+    for rank, gpu in gpus.items():
+        if (other := ranks.setdefault(gpu, rank)) != rank:
+            raise UserError(
+                f"ranks {other} and {rank} have the same GPU ({gpu}), which NCCL does not allow: give each rank a GPU of its own "
+                "(LOCAL_RANK, CUDA_VISIBLE_DEVICES), or start fewer ranks"
+            )
+
+
+def check_backend(device_type: str, *, has_nccl: bool) -> None:
+    """Raise UserError if torch lacks the backend for several ranks on this type of device."""
+    if device_type == "cuda" and not has_nccl:
+        raise UserError(
+            "several ranks on GPUs exchange tensors by NCCL, which this build of torch lacks: take a build with it, or "
+            "--device cpu"
+        )
+
+
+def warn_quadratic_attention(device_type: str, precision: str, shape: ModelShape) -> None:
+    """Log a warning for the units whose attention would take memory with the square of a segment's length.
+
+    torch's fused kernels for float32 on GPUs do not take grouped queries, so that its plain implementation runs. `precision`: a
+    key of PRECISIONS.
+    """
+    if device_type == "cpu" or precision != "fp32":
+        return
+    for unit, layers in shape.units.items():
+        if layers.heads != layers.kv_heads:
+            log.warning(
+                "attention takes memory with the square of a segment's length: take --precision bf16 %s",
+                pairs(unit=unit, heads=layers.heads, kv_heads=layers.kv_heads, precision=precision),
+            )
 
 
 def warn_unproven(device_type: str, world_size: int) -> None:

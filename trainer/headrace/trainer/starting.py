@@ -6,16 +6,23 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import _abort_process_group
 
-from headrace.errors import HeadraceError, UserError
+from headrace.errors import UserError
 from headrace.observability.logs import pairs
+from headrace.trainer.devices import check_backend, check_shared_gpus
+from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
+from headrace.trainer.loading.session import MISSING_TIMEOUT_S
+from headrace.trainer.rank_watch import RankWatch
 
 log = logging.getLogger(__name__)
+
+GROUP_TIMEOUT = timedelta(seconds=2 * MISSING_TIMEOUT_S)
+"""Timeout of collectives: longer than ranks wait for data or for each other's commits, as the watch ends a job that hangs."""
 
 
 def check_fresh(job: str, step: int, *, allowed: bool) -> None:
@@ -44,36 +51,40 @@ def num_ranks() -> int:
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[None]:
-    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
-
-    When one rank fails, the others would only see its connections end: they raise HeadraceError with that rank's message.
-    """
+def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None]:
+    """Watch over all of torchrun's ranks, which end together from here on (`RankWatch`); None for a single rank."""
     if num_ranks() == 1:
-        yield
+        yield None
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    store, _, _ = next(rendezvous("env://"))
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=rank(), world_size=num_ranks())
-    try:
-        with _first_failure_on_all_ranks(store):
-            yield
-    finally:
-        dist.destroy_process_group()
+    with RankWatch(rank(), num_ranks(), Patience(hang_timeout_s)) as watch:
+        yield watch
 
 
 @contextmanager
-def _first_failure_on_all_ranks(store: Store) -> Iterator[None]:
-    """Have every rank raise the message of the rank that failed first, except those that raise a HeadraceError of their own."""
+def process_group(device: torch.device, watch: RankWatch | None) -> Iterator[None]:
+    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
+
+    Raises UserError on GPUs if torch lacks NCCL, or two ranks have the same one.
+
+    `watch`: the result of `watched`. On an error its communicators are aborted, as their waits would not end; those of gloo
+    cannot be, and are left to the end of the process.
+    """
+    if watch is None:
+        yield
+        return
+    check_backend(device.type, has_nccl=dist.is_nccl_available())
+    store = watch.channel.store()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        keys = [f"gpu {number}" for number in range(num_ranks())]
+        store.set(keys[rank()], str(torch.cuda.get_device_properties(device).uuid))
+        check_shared_gpus({number: gpu.decode() for number, gpu in enumerate(store.multi_get(keys))})
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank(), world_size=num_ranks(), timeout=GROUP_TIMEOUT)
     try:
         yield
-    except Exception as err:
-        words = f"rank {rank()}: {err if isinstance(err, HeadraceError) else repr(err)}"
-        try:
-            first = store.compare_set("failure", "", words).decode()
-        except dist.DistError:  # rank 0 hosted the store and has ended
-            first = "rank 0 has ended: its log says why"
-        if isinstance(err, HeadraceError) or first == words:
-            raise
-        raise HeadraceError(first) from err
+    except BaseException:
+        if backend == "nccl" and dist.is_initialized():
+            _abort_process_group()
+        raise
+    dist.destroy_process_group()

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import torch
 
+from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import local_device
+from headrace.trainer.devices import local_device, warn_quadratic_attention
+from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
+from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embedding_parameters, log_step, make_optimizer
 from headrace.transport.base import TRANSPORTS
 
@@ -32,6 +35,7 @@ def train(
     device: torch.device | None = None,
     optimizer: OptimizerSpec = DEFAULTS,
     fresh_weights: bool = False,
+    hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> None:
     """Train the compact model until the job's last step is committed; under torchrun, as one of its data-parallel ranks.
 
@@ -40,14 +44,17 @@ def train(
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
     busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
     `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none.
+    `hang_timeout_s`: after so many seconds without progress on any rank the job ends (`hang_detection`).
     """
     if threads is not None:
         torch.set_num_threads(threads)
     with (
-        process_group(device := device or local_device()),
+        watched(hang_timeout_s) as watch,
+        process_group(device := device or local_device(), watch),
         connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
     ):
         name = model_name or loader.spec.model
+        warn_quadratic_attention(device.type, precision, MODEL_SHAPES[name])
         model = build_model(
             name,
             loader.spec,
@@ -64,8 +71,13 @@ def train(
         if loader.has_next():
             check_fresh(job, loader.next_step, allowed=fresh_weights)
         for step in loader:
+            PROGRESS.begin_step(step.index)
             for microbatch in step:
+                PROGRESS.begin("microbatch")
                 train_step.accumulate(microbatch.data)
+            PROGRESS.begin("update")
             result = train_step.finish(settings.rate(step.index))
+            PROGRESS.begin("commit")
             loader.commit(step, loss=result.recorded_loss)
+            PROGRESS.excuse("waits for the next step")
             log_step(job, step, result)

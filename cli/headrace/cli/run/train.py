@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
 """Choices of --transport: auto, and the names in headrace.transport.base, which takes a moment to import."""
+MIN_HANG_TIMEOUT_S = 2.0  # ranks say that they live each half second
 DEFAULT_CHECKPOINT_EVERY = 100  # steps between checkpoints
 
 
@@ -111,6 +112,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="go on with a job that has committed steps, though without a checkpoint of theirs (default: that is refused)",
     )
     parser.add_argument(
+        "--hang-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end the job once no rank has got on for so long, none of which waits for data; under torchrun, without --nodes; "
+        "at least 2, and longer than the longest computation, compilation included (default: 600)",
+    )
+    parser.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
@@ -144,6 +152,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
     if args.checkpoint_every is not None and args.nodes is not None:
         raise UserError("--checkpoint-every goes with a pipeline: nodes save at the end, or when training cannot go on")
+    if args.hang_timeout is not None and not args.hang_timeout >= MIN_HANG_TIMEOUT_S:
+        raise UserError(f"--hang-timeout must be at least {MIN_HANG_TIMEOUT_S:g} seconds, got {args.hang_timeout:g}")
+    if args.hang_timeout is not None and args.nodes is not None:
+        raise UserError("--hang-timeout goes with ranks of torchrun: nodes that hang are left out after the service's lease")
     if args.topology is not None and args.nodes is not None:
         raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
     if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
@@ -196,7 +208,10 @@ def run(args: argparse.Namespace) -> int:
                     resume=args.resume,
                     **options,
                 )
-            elif topology is None:
+                return 0
+            if args.hang_timeout is not None:
+                options["hang_timeout_s"] = args.hang_timeout
+            if topology is None:
                 optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
                 train(args.endpoint, optimizer=optimizer, **options)
             else:
@@ -208,7 +223,7 @@ def run(args: argparse.Namespace) -> int:
                     resume=args.resume,
                     **options,
                 )
-        if os.environ.get("RANK", "0") == "0" and args.nodes is None:
+        if os.environ.get("RANK", "0") == "0":
             print_summary(summarise(client, job), args.format)
     return 0
 

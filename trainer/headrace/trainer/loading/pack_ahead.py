@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from headrace.trainer.rank_progress import PROGRESS
+
 _What = TypeVar("_What")
 _Packed = TypeVar("_Packed")
 
@@ -40,7 +42,8 @@ class PackAhead(Generic[_What, _Packed]):
         """Return `what` packed. Raises what `pack` raises."""
         with self._lock:
             ahead, self._announced, self._ahead = self._ahead, None, None
-        return ahead[1].result() if ahead is not None and ahead[0] == what else self._pack(what)
+        with PROGRESS.excused("waits for data"):
+            return ahead[1].result() if ahead is not None and ahead[0] == what else self._pack(what)
 
     def close(self) -> None:
         """Start packing no further items; one being packed is finished."""

@@ -25,6 +25,7 @@ from headrace.quarantine import Rejected
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.loading.relay import RelayPlace, is_relayed, num_callers
+from headrace.trainer.rank_progress import PROGRESS
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,7 @@ class SessionClient:
                     raise
                 if throttle.is_due(str(err), time.monotonic()):
                     log.info("waiting for job=%s: %s", self.job, err)
+                PROGRESS.move()
                 self._pause(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply
@@ -299,6 +301,7 @@ class SessionClient:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise
                 log.warning("commit of step=%d failed (%s); trying again", request.step, err)
+                PROGRESS.move()  # the service is away, no rank hangs
                 self._pause(RETRY_S)
                 continue
             if reply.committed:

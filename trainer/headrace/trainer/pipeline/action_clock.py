@@ -14,6 +14,7 @@ from headrace.trainer.loading.stopwatch import Stopwatch
 from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, measured_work
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import Place
+from headrace.trainer.rank_progress import PROGRESS
 
 
 class ActionClock:
@@ -32,6 +33,7 @@ class ActionClock:
     def timing(self, action: Action) -> Iterator[None]:
         """Time the block as an action."""
         self._action = action
+        PROGRESS.begin(action)
         waited_s, data_wait_s, computed_s = self._wire.waited_s, self._data_wait_s, self._computed_s
         start_s = time.monotonic()
         yield

@@ -20,6 +20,7 @@ from headrace.plan import Topology
 from headrace.schedule import Kind
 from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from headrace.trainer.starting import GROUP_TIMEOUT
 
 Replica = tuple[str, int]
 """A replica of a unit: the unit and its index."""
@@ -104,7 +105,7 @@ def group_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd |
     Every process of the default group calls it, as torch numbers groups; those at neither end do not wait for anybody.
     """
     ranks = sorted(channel[1:])
-    group = dist.new_group(ranks)
+    group = dist.new_group(ranks, timeout=GROUP_TIMEOUT)
     if rank not in ranks:
         return None
     # The backend is called directly: the overhead of torch.distributed and of a group's dispatch takes as long as a message.

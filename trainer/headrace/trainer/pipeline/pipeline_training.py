@@ -15,7 +15,8 @@ import torch
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import local_device, warn_unproven
+from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
+from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
@@ -29,7 +30,8 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
-from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank
+from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
 from headrace.transport.base import TRANSPORTS
 
@@ -51,15 +53,16 @@ def train_pipeline(
     resume: Path | None = None,
     device: torch.device | None = None,
     fresh_weights: bool = False,
+    hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
     Without `resume`, training starts with fresh weights. Raises UserError if the job is not done but has committed steps already,
     unless `fresh_weights`, and if topology, model, job, checkpoint, device and number of processes do not fit each other.
 
-    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`: as in `train.train`. `checkpoint`: folder,
-    visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one. `resume`: folder with
-    checkpoints of the job, of any topology; the job goes back to the newest complete one.
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`, `hang_timeout_s`: as in `train.train`.
+    `checkpoint`: folder, visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one.
+    `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -78,16 +81,18 @@ def train_pipeline(
     begin = None if resume is None else Checkpoint.newest(resume)
     if begin is not None:
         loader.load_state_dict(begin.loader)
-    with loader:
+    PROGRESS.place = str(topology.place(rank()))
+    with watched(hang_timeout_s) as watch, loader:
         name = model_name or loader.spec.model
         _check_units(loader, topology)
         topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
         model = _model(loader, name, topology.model)
         topology.check(num_ranks(), model.shape)
+        warn_quadratic_attention(device.type, precision, model.shape)
         spec = loader.spec
         topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
         settings = topology.optimizer.resolved(name, model.pretrained)
-        with process_group(device):
+        with process_group(device, watch):
             groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
             dtype = PRECISIONS[precision]
             document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
@@ -129,11 +134,14 @@ def _train(
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
     for planned, feed in loader.steps(step.prepare):
+        PROGRESS.begin_step(planned.index)
         try:
             result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
+        PROGRESS.begin("commit")
         loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
+        PROGRESS.excuse("waits for the next step")
         log_step(job, planned, result, step.non_finite_samples)
         committed = planned.index + 1
         if writer is not None and committed % every == 0:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from headrace.trainer.pipeline.channels import Channels, OpenEnd
 from headrace.trainer.pipeline.topology import Groups, PipelineTopology
+from headrace.trainer.starting import GROUP_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,6 @@ def _own(groups: Groups, *, alone: bool = False) -> dist.ProcessGroup | None:
     own = None
     for ranks in groups:
         if len(ranks) > 1 or alone:
-            group = dist.new_group(list(ranks))
+            group = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
             own = group if dist.get_rank() in ranks else own
     return own

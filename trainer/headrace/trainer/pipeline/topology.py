@@ -44,6 +44,9 @@ class Place:
     stage: int
     slice: int
 
+    def __str__(self) -> str:
+        return f"{self.unit} replica {self.replica}, stage {self.stage}, slice {self.slice}"
+
 
 class UnitTopology(UnitExecution):
     """The parallelism of one unit, which of its weights are frozen, and how its layers keep their activations."""

@@ -1,0 +1,143 @@
+"""When one rank of several processes does not come to the end, all others end too, and every log says why."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.run.processes import torchrun_environments
+from tests.unit.trainer import watched_rank
+from tests.unit.trainer.watched_rank import FAULTY_RANK, run_rank
+
+NUM_RANKS = 6
+END_S = 90.0
+SHORT_S = 3.0
+"""A timeout that only the ranks of a fault wait for which nothing else shows."""
+LONG_S = 600.0
+
+
+@pytest.fixture(scope="module")
+def context() -> multiprocessing.context.BaseContext:
+    """Processes that are forked from one that has imported torch."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([watched_rank.__name__])
+    return context
+
+
+class Job:
+    """The processes of a job."""
+
+    def __init__(self, context: multiprocessing.context.BaseContext, folder: Path, fault: str, faulty_rank: int, hang_s: float):
+        self.logs = [folder / f"{rank}.log" for rank in range(NUM_RANKS)]
+        self.processes = [
+            context.Process(target=run_rank, args=(environment, fault, faulty_rank, hang_s, log))  # type: ignore[attr-defined]
+            for environment, log in zip(torchrun_environments(NUM_RANKS), self.logs, strict=True)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def wait(self, *, leave_out: int | None = None) -> Mapping[int, int | None]:
+        """Exit codes by rank; None of those that do not end."""
+        deadline = time.monotonic() + END_S
+        ranks = [rank for rank in range(NUM_RANKS) if rank != leave_out]
+        for rank in ranks:
+            self.processes[rank].join(max(0.0, deadline - time.monotonic()))
+        return {rank: self.processes[rank].exitcode for rank in ranks}
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def run(context, tmp_path: Path) -> Iterator:
+    jobs = []
+
+    def start(fault: str, *, faulty_rank: int = FAULTY_RANK, hang_s: float = LONG_S) -> Job:
+        jobs.append(Job(context, tmp_path, fault, faulty_rank, hang_s))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
+
+
+def check_logs(job: Job, codes: Mapping[int, int | None], words: str) -> None:
+    logs = {rank: job.logs[rank].read_text() for rank in codes}
+    assert all(codes.values()), logs  # neither None nor 0
+    for rank, log in logs.items():
+        assert words in log, (rank, log)
+
+
+def test_without_a_fault_all_ranks_end_well(run) -> None:
+    assert set(run("none").wait().values()) == {0}
+
+
+@pytest.mark.parametrize("faulty_rank", [pytest.param(0, marks=pytest.mark.slow), FAULTY_RANK])
+def test_an_error_of_the_user_s_ends_all_with_its_sentence(run, faulty_rank: int) -> None:
+    job = run("user error", faulty_rank=faulty_rank)
+    codes = job.wait()
+    check_logs(job, codes, f"rank {faulty_rank} (llm stage {faulty_rank}): step 2: the batch has no samples: take a larger one")
+    assert codes[faulty_rank] == 2
+
+
+@pytest.mark.parametrize("faulty_rank", [0, FAULTY_RANK])
+@pytest.mark.slow
+def test_an_unexpected_error_ends_all_with_its_name(run, faulty_rank: int) -> None:
+    job = run("unexpected", faulty_rank=faulty_rank)
+    check_logs(job, job.wait(), f"rank {faulty_rank} (llm stage {faulty_rank}): step 2: ZeroDivisionError('division by zero')")
+    assert "Traceback" in job.logs[faulty_rank].read_text()
+
+
+@pytest.mark.parametrize("faulty_rank", [pytest.param(0, marks=pytest.mark.slow), FAULTY_RANK])
+def test_a_rank_that_hangs_while_the_others_wait_ends_all(run, faulty_rank: int) -> None:
+    job = run("hang", faulty_rank=faulty_rank, hang_s=SHORT_S)
+    codes = job.wait()
+    check_logs(job, codes, f"no rank has got on for 3 s (--hang-timeout): rank {faulty_rank} (llm stage {faulty_rank}) at step 2")
+    assert "the others wait" in job.logs[1].read_text()
+
+
+@pytest.mark.parametrize("faulty_rank", [pytest.param(0, marks=pytest.mark.slow), FAULTY_RANK])
+def test_a_rank_that_is_stopped_ends_all_others(run, faulty_rank: int) -> None:
+    """Rank 0 holds the store, which then answers nobody."""
+    job = run("stop", faulty_rank=faulty_rank, hang_s=SHORT_S)
+    codes = job.wait(leave_out=faulty_rank)
+    check_logs(job, codes, f"rank {faulty_rank} (llm stage {faulty_rank}) has said nothing" if faulty_rank else "that of rank 0")
+    os.kill(job.processes[faulty_rank].pid, signal.SIGCONT)
+    assert job.wait()[faulty_rank]
+
+
+@pytest.mark.parametrize("faulty_rank", [0, FAULTY_RANK])
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_all_others_soon_and_by_its_name(run, faulty_rank: int) -> None:
+    job = run("kill", faulty_rank=faulty_rank)
+    words = f"rank {faulty_rank} (llm stage {faulty_rank}) has said nothing" if faulty_rank else "that of rank 0"
+    check_logs(job, job.wait(leave_out=faulty_rank), words)
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "words"), [("terminate", "was told to end by SIGTERM"), ("interrupt", "was interrupted")]
+)
+@pytest.mark.slow
+def test_a_rank_that_is_told_to_end_ends_all(run, signal_name: str, words: str) -> None:
+    job = run(signal_name)
+    codes = job.wait()
+    check_logs(job, codes, f"rank {FAULTY_RANK} (llm stage {FAULTY_RANK}): step 2: {words}")
+    assert codes[FAULTY_RANK] == 130
+
+
+@pytest.mark.slow
+def test_a_job_that_gets_sigterm_while_a_rank_hangs_ends(run) -> None:
+    """The main threads are in waits of gloo's, in which Python runs no signal handler."""
+    job = run("hang")
+    time.sleep(5.0)  # real processes, of which nothing shows that they wait
+    for process in job.processes:
+        os.kill(process.pid, signal.SIGTERM)
+    assert set(job.wait().values()) == {130}

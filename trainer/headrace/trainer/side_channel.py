@@ -1,0 +1,204 @@
+"""The side channel between the ranks of a job: a store over which they say that they live and why they end.
+
+It is torch's TCPStore: that of torchrun's agent, or rank 0's own where another launcher started the ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from headrace.trainer.rank_progress import PROGRESS, ProgressReport
+
+BEAT_S = 0.5
+"""Pause between two exchanges of a rank with the store, each of two requests."""
+MEET_TIMEOUT = timedelta(minutes=30)
+"""How long a rank looks for the store, and for each request that waits for a key."""
+
+_FAILURE, _ALARM, _JOINED, _DONE, _GONE = "failure", "alarm", "joined", "done", "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What was heard last of a rank."""
+
+    report: ProgressReport
+    beat: int
+    """Number of that report."""
+    since_s: float
+    """When it came here, in this process's monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What the ranks have told each other so far, as of the last exchange with the store."""
+
+    failure: str = ""
+    """Why the job ends; empty while it does not. The first rank that says it decides."""
+    alarm: str = ""
+    """An error that may follow from the end of another rank; the first one that was raised."""
+    num_joined: int = 0
+    """Ranks that were ever here."""
+    num_done: int = 0
+    """Ranks that have trained all steps."""
+    num_gone: int = 0
+    """Ranks that need the store no more."""
+    heard: Mapping[int, Heard] = field(default_factory=dict)
+    """By rank: on rank 0 all others, on the others rank 0."""
+    exchanged_s: float = 0.0
+    """When the last exchange ended, in monotonic seconds; 0 before the first one."""
+    lost: str = ""
+    """Why the store cannot be reached any more; empty while it can."""
+
+
+class SideChannel:
+    """One rank's end of the side channel. A thread of its own exchanges with the store, since each request may wait for ever."""
+
+    def __init__(self, rank: int, num_ranks: int) -> None:
+        self._rank, self._num_ranks = rank, num_ranks
+        self._heeded = range(1, num_ranks) if rank == 0 else (0,)
+        self.hosts = rank == 0 and not agent_has_store()
+        """Whether the store lives in this process."""
+        self.news = News()
+        """Replaced as a whole after each exchange."""
+        self._store: Store | None = None
+        self._connected = threading.Event()
+        self._said: dict[str, str] = {}  # words to be written, by key
+        self._counts: list[str] = [_JOINED]  # counters to be raised by one
+        self._changed = threading.Condition()  # guards the two above
+        self._exchanged = threading.Condition()
+        self._beats = 0
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="side channel", daemon=True)
+        self._thread.start()
+
+    def store(self) -> Store:
+        """Return a connection to the store for torch.distributed, once there is one. Raises DistNetworkError if there is none."""
+        self._connected.wait()
+        if self._store is None:
+            raise dist.DistNetworkError(self.news.lost)
+        return self._store
+
+    def fail(self, words: str) -> None:
+        """Say why the job ends, unless another rank has."""
+        self._say(_FAILURE, words)
+
+    def alarm(self, words: str) -> None:
+        """Say an error that may follow from the end of another rank."""
+        self._say(_ALARM, words)
+
+    def done(self) -> None:
+        """Say that this rank has trained all steps."""
+        self._count(_DONE)
+
+    def leave(self) -> None:
+        """Say that this rank needs the store no more."""
+        self._count(_GONE)
+
+    def await_news(self, timeout_s: float) -> None:
+        """Wait for the next exchange, for at most `timeout_s`."""
+        with self._exchanged:
+            self._exchanged.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the thread after a last exchange."""
+        self._ends = True
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(BEAT_S)
+
+    def _say(self, key: str, words: str) -> None:
+        with self._changed:
+            self._said.setdefault(key, words)
+            self._changed.notify_all()
+
+    def _count(self, key: str) -> None:
+        with self._changed:
+            self._counts.append(key)
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._store = TCPStore(
+                os.environ.get("MASTER_ADDR", "127.0.0.1"),
+                int(os.environ.get("MASTER_PORT", "29500")),
+                self._num_ranks,
+                self.hosts,
+                timeout=MEET_TIMEOUT,
+                wait_for_workers=False,
+                multi_tenant=self.hosts,
+            )
+            clone = self._store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
+            own = PrefixStore("side channel", clone)
+            self._connected.set()
+            for key in (_FAILURE, _ALARM):
+                own.compare_set(key, "", "")
+            for key in (_JOINED, _DONE, _GONE):
+                own.add(key, 0)
+            while not self._ends:
+                self._exchange(own)
+                with self._changed:
+                    if not (self._ends or self._said or self._counts):
+                        self._changed.wait(BEAT_S)
+            self._exchange(own)
+        except Exception as err:  # of any kind: whoever watches takes it for the loss of the store
+            self.news = replace(self.news, lost=str(err) or repr(err))
+            self._connected.set()
+            self._notify()
+
+    def _exchange(self, store: Store) -> None:
+        with self._changed:
+            said, counts = self._said, self._counts
+            self._said, self._counts = {}, []
+        former, self._beats = self.news.heard, self._beats + 1
+        store.set(_beat(self._rank), json.dumps([self._beats, asdict(PROGRESS.report())]))
+        for key, words in said.items():
+            store.compare_set(key, "", words)
+        for key in counts:
+            store.add(key, 1)
+        keys = [_FAILURE, _ALARM, _JOINED, _DONE, _GONE]
+        failure, alarm, *numbers = (value.decode() for value in store.multi_get(keys))
+        joined, done, gone = map(int, numbers)
+        heard = {}
+        if joined == self._num_ranks:  # each has told its first beat before it counted itself
+            beats = store.multi_get([_beat(rank) for rank in self._heeded])
+            heard = {rank: _heard(value, former.get(rank)) for rank, value in zip(self._heeded, beats, strict=True)}
+        self.news = News(
+            failure=failure,
+            alarm=alarm,
+            num_joined=joined,
+            num_done=done,
+            num_gone=gone,
+            heard=heard,
+            exchanged_s=time.monotonic(),
+        )
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._exchanged:
+            self._exchanged.notify_all()
+
+
+def agent_has_store() -> bool:
+    """Whether the store is that of torchrun's agent, which outlives the ranks."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _beat(rank: int) -> str:
+    return f"beat {rank}"
+
+
+def _heard(value: bytes, former: Heard | None) -> Heard:
+    beat, report = json.loads(value)
+    if former is not None and former.beat == beat:
+        return former
+    return Heard(report=ProgressReport(**report), beat=beat, since_s=time.monotonic())
