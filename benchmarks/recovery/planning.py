@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import Timing, progress, time_calls
 from headrace.reorder_service.recovery.instantiation import instantiate
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline, reconfigure
-from headrace.trainer.recovery.layer_transfer import Transfer, opened_state, sealed_state
 
 NUM_LAYERS, NUM_NODES, NUM_GPUS = 96, 24, 8
 TEMPLATES_GOAL_S = 1.0
@@ -23,7 +21,6 @@ LAYER_BYTES = 16 * 12 * 12_288**2  # of GPT-3 175B, with Adam
 GPU_BYTES = 80 * 10**9
 MAX_FAILURES = 2
 GLOBAL_BATCH = 1_024
-STATE_BYTES = 128 << 20
 
 
 def sections(*, quick: bool) -> Iterator[Section]:
@@ -39,10 +36,6 @@ def sections(*, quick: bool) -> Iterator[Section]:
         rows=[_templates_row(name, profile, budget_s) for name, profile in profiles.items()],
     )
     yield _changes_section(budget_s)
-    yield Section(
-        title="State that a node sends to another: digest and check, on one core each, one after the other",
-        rows=[_copies(budget_s)],
-    )
 
 
 def _profile(units: dict[str, int], *, uneven: bool = False, memory_bytes: int | None = None) -> ModelProfile:
@@ -92,18 +85,6 @@ def _changes_section(budget_s: float) -> Section:
         f"{GLOBAL_BATCH:,} microbatches; warm, one core"
     )
     return Section(title=title, rows=[_ms_row(name, time_calls(call, budget_s=budget_s / 4)) for name, call in changes.items()])
-
-
-def _copies(budget_s: float) -> Row:
-    """Of the largest parameters, which are most of a model."""
-    progress("copies of state")
-    state, transfer = torch.zeros(STATE_BYTES // 4), Transfer(name="state", source=0, target=1)
-    torch.set_num_threads(1)
-    sent = time_calls(lambda: sealed_state(state), budget_s=budget_s)
-    sealed = sealed_state(state)
-    got = time_calls(lambda: opened_state(sealed, transfer), budget_s=budget_s)
-    rates = f"digest {STATE_BYTES / sent.best_s / 1e9:.2f}, check {STATE_BYTES / got.best_s / 1e9:.2f} GB/s"
-    return Row(name="copies of state", value=STATE_BYTES / (sent.best_s + got.best_s) / 1e9, unit="GB/s", detail=rates)
 
 
 def _ms_row(name: str, timing: Timing) -> Row:

@@ -195,17 +195,17 @@ def install(strikes: Strikes) -> None:
             raise
         return outcome
 
-    def move(run: Any, mesh: Mesh, sizes: Any, transfers: Any, state: Callable[[str], torch.Tensor]) -> Any:
+    def move(run: Any, mesh: Mesh, lengths: Any, transfers: Any, state: Callable[[str], Sequence[torch.Tensor]]) -> Any:
         first_left = False
 
-        def reaching(name: str) -> torch.Tensor:
+        def reaching(name: str) -> Sequence[torch.Tensor]:
             nonlocal first_left
             if first_left:
                 reach(Place.MOVING)
             first_left = True
             return state(name)
 
-        return run(mesh, sizes, transfers, reaching)
+        return run(mesh, lengths, transfers, reaching)
 
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
         strikes.prepares(layout, mesh)

@@ -15,6 +15,7 @@ from multiprocessing.process import BaseProcess
 import pytest
 import torch
 
+from headrace.trainer.recovery.layer_transfer import Transfer, move
 from headrace.trainer.recovery.mesh import Meeting, Mesh, MeshCutError
 
 pytestmark = pytest.mark.integration
@@ -121,3 +122,29 @@ def test_whoever_has_arrived_hears_that_others_cannot() -> None:
         mesh.arrive()
         with pytest.raises(MeshCutError, match="a connection to one of them ended"):
             look()
+
+
+PARAMETERS = {"frozen": (5,), "learning": (3, 3, 3, 1)}
+TRANSFERS = [Transfer(name="learning", source=1, target=0), Transfer(name="frozen", source=0, target=1)]
+
+
+def _state_of(rank: int, name: str) -> list[torch.Tensor]:
+    return [torch.arange(float(length)) + 100 * rank + 10 * number for number, length in enumerate(PARAMETERS[name])]
+
+
+def _exchanges_state(address: str) -> None:
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1", PATIENCE)
+    mesh.connect()
+    received = move(mesh, PARAMETERS, TRANSFERS, lambda name: _state_of(1, name))
+    assert all(map(torch.equal, received["frozen"], _state_of(0, "frozen")))
+    mesh.barrier()
+    mesh.close()
+
+
+def test_nodes_exchange_what_each_lacks_at_the_same_time() -> None:
+    with _beside(_exchanges_state) as (one, process):
+        received = move(one, PARAMETERS, TRANSFERS, lambda name: _state_of(0, name))
+        assert received.keys() == {"learning"}
+        assert all(map(torch.equal, received["learning"], _state_of(1, "learning")))
+        one.barrier()
+    assert process.exitcode == 0

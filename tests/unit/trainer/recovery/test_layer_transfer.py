@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import UnrecoverableError
-from headrace.trainer.recovery.layer_transfer import plan_transfers
+from headrace.errors import HeadraceError, UnrecoverableError
+from headrace.trainer.recovery.layer_transfer import Transfer, check_digest, digest, plan_transfers
 
 RANKS = st.sets(st.integers(0, 5))
 MODELS = st.dictionaries(
@@ -45,3 +46,15 @@ def test_everybody_gets_what_it_lacks_once_and_from_a_holder(model: dict[str, tu
     assert len(got) == len(transfers)
     assert got == {(name, rank) for name in wanted for rank in wanted[name] if rank not in holders[name]}
     assert all(item.source in holders[item.name] for item in transfers)
+
+
+@given(st.integers(0, 2), st.integers(0, 6))
+def test_a_bit_that_came_otherwise_is_found_wherever_it_is(part: int, element: int) -> None:
+    sent = [torch.arange(7.0) + 10 * number for number in range(3)]
+    expected = digest(sent)
+    came = [some.clone() for some in sent]
+    transfer = Transfer(name="layer.0", source=4, target=0)
+    check_digest(came, expected, transfer)
+    came[part].view(torch.int32)[element] ^= 1
+    with pytest.raises(HeadraceError, match=r"layer\.0 came damaged from node 4"):
+        check_digest(came, expected, transfer)

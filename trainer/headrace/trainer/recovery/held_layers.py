@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,45 +67,49 @@ class Holding:
                     for kind, shape in shapes.items()
                 }
 
-    def state(self, name: str) -> Tensor:
-        """Return a parameter's state for a transfer to another node, as one flat float32 tensor.
+    def state(self, name: str) -> list[Tensor]:
+        """Return a parameter's state for a transfer, as flat float32 tensors that share its memory where possible.
 
-        It is the weight, followed for a trainable parameter by both moments and the number of updates.
+        They are the weight, and for a trainable parameter both moments and the number of updates, of shape (1,).
         """
         parameter = self.parameters[name]
         weight = parameter.detach().float().flatten()
         if name not in self.learning:
-            return weight
+            return [weight]
         state = self._adamw.state.get(parameter)
         if state is None:
-            return torch.cat([weight, weight.new_zeros(2 * len(weight) + 1)])
-        return torch.cat([weight, *(state[kind].flatten() for kind in MOMENTS), state[_STEP].reshape(1).to(weight)])
+            return [weight, torch.zeros_like(weight), torch.zeros_like(weight), weight.new_zeros(1)]
+        return [weight, *(state[kind].flatten() for kind in MOMENTS), state[_STEP].reshape(1).to(weight)]
 
     @torch.no_grad()
-    def set_state(self, name: str, state: Tensor) -> None:
-        """Set a parameter's weight and optimizer state to what `state` returned for it, also on another node."""
+    def set_state(self, name: str, state: Sequence[Tensor]) -> None:
+        """Set a parameter's weight and optimizer state to what `state` returned for it, also on another node.
+
+        The weight is copied. The optimizer keeps and changes the other tensors where they are on its device.
+        """
         parameter = self.parameters[name]
-        size = parameter.numel()
-        parameter.copy_(state[:size].view_as(parameter))
-        if name in self.learning and state[-1]:
-            moments = [some.view_as(parameter).to(parameter.device, copy=True) for some in torch.split(state[size:-1], size)]
-            step = state[-1].to(parameter.device, copy=True)
-            self._adamw.state[parameter] = {_STEP: step, **dict(zip(MOMENTS, moments, strict=True))}
+        weight, *rest = state
+        parameter.copy_(weight.view_as(parameter))
+        if rest and rest[-1]:
+            *moments, step = (some.to(parameter.device) for some in rest)
+            by_kind = zip(MOMENTS, (some.view_as(parameter) for some in moments), strict=True)
+            self._adamw.state[parameter] = {_STEP: step.reshape(()), **dict(by_kind)}
 
 
-def state_sizes(model: MultimodalModel, topology: PipelineTopology) -> dict[str, int]:
-    """Return the bytes of `Holding.state` of each parameter, in the model's order, for all units of the topology."""
+def state_lengths(model: MultimodalModel, topology: PipelineTopology) -> dict[str, Sequence[int]]:
+    """Return the elements of each tensor of `Holding.state`, by parameter in the model's order, for all units of the topology."""
     is_frozen: dict[str, bool] = {}  # by the first component of the parameters' names
     for unit, size in topology.units.items():
         for stack in ENCODERS if unit == ENCODER else (unit,):
             is_frozen[TRUNKS[stack]] = size.frozen
             is_frozen |= {PROJECTORS[stack]: size.frozen_projector} if stack in PROJECTORS else {}
-    sizes = {}
+    lengths: dict[str, Sequence[int]] = {}
     for name, parameter in model.named_parameters():
         frozen = is_frozen.get(name.split(".")[0])
         if frozen is not None:
-            sizes[name] = 4 * (parameter.numel() if frozen else 3 * parameter.numel() + 1)
-    return sizes
+            length = parameter.numel()
+            lengths[name] = (length,) if frozen else (length, length, length, 1)
+    return lengths
 
 
 def make_holding(

@@ -6,11 +6,13 @@ what it has until all transfers are done, so that a further loss in between cost
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
+import torch.distributed as dist
+import xxhash
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UnrecoverableError
@@ -180,45 +182,54 @@ def named(lost: Sequence[str]) -> str:
 
 def move(
     mesh: Mesh,
-    sizes: Mapping[str, int],
+    lengths: Mapping[str, Sequence[int]],
     transfers: Iterable[Transfer],
-    state: Callable[[str], Tensor],
-) -> dict[str, Tensor]:
+    state: Callable[[str], Sequence[Tensor]],
+) -> dict[str, list[Tensor]]:
     """Carry out the transfers, and return the verified states that this node received, by parameter name.
 
-    state: returns the state of a parameter that this node holds, flat and float32. Raises MeshCutError, and HeadraceError if a
-    parameter arrived damaged.
+    lengths: elements of each tensor of every parameter's state. state: returns these tensors, flat and float32, of a parameter
+    that this node holds; they are sent from where they are, and digested meanwhile.
+
+    Raises MeshCutError, and HeadraceError if a parameter arrived damaged.
     """
-    number = {name: tag for tag, name in enumerate(sizes)}
-    under_way, arriving = [], {}
+    tags = dict(zip(lengths, accumulate((len(some) + 1 for some in lengths.values()), initial=0), strict=False))
+    leaving: list[tuple[Transfer, list[Tensor]]] = []
+    arriving: list[tuple[Transfer, list[Tensor], list[dist.Work]]] = []
+    under_way: list[dist.Work] = []
+
     with mesh.interruptible():
         for transfer in transfers:
+            tag = tags[transfer.name]
             if transfer.target == mesh.rank:
-                buffer = torch.empty(sizes[transfer.name] + _DIGEST_BYTES, dtype=torch.uint8)
-                work = mesh.everybody.recv([buffer], transfer.source, number[transfer.name])
-                arriving[transfer] = (work, buffer)
+                parts = [torch.empty(length) for length in lengths[transfer.name]]
+                parts.append(torch.empty(_DIGEST_BYTES, dtype=torch.uint8))
+                works = [mesh.everybody.recv([part], transfer.source, tag + k) for k, part in enumerate(parts)]
+                arriving.append((transfer, parts, works))
             elif transfer.source == mesh.rank:
-                sealed = sealed_state(state(transfer.name))
-                under_way.append((mesh.everybody.send([sealed], transfer.target, number[transfer.name]), sealed))
-        for work, _ in [*arriving.values(), *under_way]:
+                parts = [part.cpu() for part in state(transfer.name)]
+                under_way += [mesh.everybody.send([part], transfer.target, tag + k) for k, part in enumerate(parts)]
+                leaving.append((transfer, parts))
+        for transfer, parts in leaving:
+            under_way.append(mesh.everybody.send([digest(parts)], transfer.target, tags[transfer.name] + len(parts)))
+        for transfer, parts, works in arriving:
+            for work in works:
+                mesh.wait_for_message(work)
+            check_digest(parts[:-1], parts[-1], transfer)
+        for work in under_way:
             mesh.wait_for_message(work)
-    return {transfer.name: opened_state(buffer, transfer) for transfer, (_, buffer) in arriving.items()}
+    return {transfer.name: parts[:-1] for transfer, parts, _ in arriving}
 
 
-def sealed_state(state: Tensor) -> Tensor:
-    """Return the bytes (uint8) of a parameter's state with their digest appended, as a transfer sends them."""
-    content = state.cpu().view(torch.uint8)
-    digest = torch.frombuffer(bytearray(_digest(content)), dtype=torch.uint8)
-    return torch.cat([content, digest])
+def digest(parts: Iterable[Tensor]) -> Tensor:
+    """Return the digest (uint8) of the bytes of a parameter's state: 128 bits of XXH3, which finds damage, not forgery."""
+    hashed = xxhash.xxh3_128()
+    for part in parts:
+        hashed.update(part.numpy().data)
+    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
 
 
-def opened_state(buffer: Tensor, transfer: Transfer) -> Tensor:
-    """Return the float32 state in a received buffer. Raises HeadraceError if it does not match its digest."""
-    content, digest = buffer[:-_DIGEST_BYTES], buffer[-_DIGEST_BYTES:]
-    if _digest(content) != bytes(digest.numpy()):
+def check_digest(parts: Iterable[Tensor], expected: Tensor, transfer: Transfer) -> None:
+    """Raise HeadraceError if the state that arrived has another digest than was sent with it."""
+    if not torch.equal(digest(parts), expected):
         raise HeadraceError(f"{transfer.name} came damaged from node {transfer.source}: it has another digest")
-    return content.view(torch.float32)
-
-
-def _digest(content: Tensor) -> bytes:
-    return hashlib.blake2b(content.numpy().data, digest_size=_DIGEST_BYTES).digest()

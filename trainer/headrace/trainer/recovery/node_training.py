@@ -23,7 +23,7 @@ from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.pipeline.agreement import training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
-from headrace.trainer.recovery.held_layers import Holding, make_holding, state_sizes
+from headrace.trainer.recovery.held_layers import Holding, make_holding, state_lengths
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
@@ -71,7 +71,8 @@ class Training:
             device="meta",
         )
         make_optimizer(nn.Linear(1, 1).parameters())  # the first optimizer imports for seconds, while others would wait
-        self._sizes = state_sizes(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
+        self._lengths = state_lengths(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
+        self._sizes = {name: 4 * sum(lengths) for name, lengths in self._lengths.items()}  # in bytes
         self._standing = Standing()
         self._held: list[Holding] = []  # the present holding, and after an interrupted move also the one before
         self._report = b""  # what all nodes have to say of the last step in its commit, encoded
@@ -313,12 +314,12 @@ class Training:
         if self._share is None:
             for held in self._held:
                 held.discard()
-        received = move(mesh, self._sizes, agreement.transfers, self._state)
+        received = move(mesh, self._lengths, agreement.transfers, self._state)
         for name in target.parameters:
             if name in received:
                 target.set_state(name, received[name])
             elif target not in self._held:
-                target.set_state(name, self._state(name))
+                target.set_state(name, [part.clone() for part in self._state(name)])  # an interrupted change may need the others
         former = [held for held in self._held if held is not target] if agreement.is_current else []
         self._held = [target, *former]
         self._stand_as(agreement)
@@ -341,7 +342,7 @@ class Training:
     def _stand_as(self, agreement: Agreement) -> None:
         self._standing, self._report = replace(agreement.standing, vote_pending_generation=-1), agreement.report
 
-    def _state(self, name: str) -> torch.Tensor:
+    def _state(self, name: str) -> Sequence[torch.Tensor]:
         return next(held for held in self._held if name in held.parameters).state(name)
 
     def _commit(
