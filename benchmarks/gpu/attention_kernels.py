@@ -40,30 +40,31 @@ def measure(target: Target) -> Iterator[Row]:
 
 
 def _error(device: torch.device, sizes: tuple[int, int, int], lengths: Sequence[int], causal: bool) -> float:
-    """Return the largest error of output and gradients, each relative to the norm of what is expected or of the output's gradient.
+    """Return the largest error of output and gradients, each relative to the norm of what is expected.
 
-    A segment of one token has gradients of exactly 0 for queries and keys, to which nothing can be relative.
+    A segment of one token has gradients of exactly 0 for queries and keys: there it is relative to the output's gradient.
     """
     heads, kv_heads, width = sizes
     generator, num_tokens = torch.Generator().manual_seed(0), sum(lengths)
     inputs = [torch.randn(num_tokens, count, width, generator=generator) for count in (heads, kv_heads, kv_heads)]
     gradient = torch.randn(num_tokens, heads, width, generator=generator)
     expected = [x.clone().requires_grad_() for x in inputs]
-    output = _by_segment(*expected, lengths, causal)
-    output.backward(gradient)
+    output = _by_segment(expected, lengths, causal)
+    torch.autograd.backward(output, gradient)
     ours = [x.to(device, torch.bfloat16).requires_grad_() for x in inputs]
     offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-    mixed = packed_attention(*ours, Segments.of(offsets, device), causal=causal)
-    mixed.backward(gradient.to(device, torch.bfloat16))
+    q, k, v = ours
+    mixed = packed_attention(q, k, v, Segments.of(offsets, device), causal=causal)
+    torch.autograd.backward(mixed, gradient.to(device, torch.bfloat16))
     pairs = [(mixed.detach(), output.detach())]
     pairs += [(own.grad, other.grad) for own, other in zip(ours, expected, strict=True)]  # type: ignore[misc]
     least = 0.05 * gradient.norm()
     return max(float((one.float().cpu() - other).norm() / torch.maximum(other.norm(), least)) for one, other in pairs)
 
 
-def _by_segment(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], causal: bool) -> Tensor:
+def _by_segment(inputs: Sequence[Tensor], lengths: Sequence[int], causal: bool) -> Tensor:
     outputs = []
-    for parts in zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True):
+    for parts in zip(*(torch.split(x, list(lengths)) for x in inputs), strict=True):
         one, other, values = (part.transpose(0, 1)[None] for part in parts)
         mixed = functional.scaled_dot_product_attention(one, other, values, is_causal=causal, enable_gqa=True)
         outputs.append(mixed[0].transpose(0, 1))

@@ -42,7 +42,7 @@ def measure(target: Target) -> Iterator[Row]:
             yield Row(name="copy to the host, of a later one", value=num_bytes / later_s / 1e9, unit="GB/s")
             yield Row(name="to disk, beside training", value=num_bytes / written_s / 1e9, unit="GB/s")
         weights = [p.detach().cpu() for p in alone.model.parameters()]
-        del alone, writer
+        del alone
         again = _alone(target, layers)
         load(Checkpoint.newest(folder), again.step)
         loaded = [p.detach().cpu() for p in again.model.parameters()]

@@ -1,4 +1,4 @@
-"""Microbatches packed ahead into pinned memory and copied by a side stream, while the device is behind and memory is used again."""
+"""Microbatches packed ahead into pinned memory and copied by a side stream, while the device is behind with its work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def measure(target: Target) -> Iterator[Row]:
         return copy.begin(collate([sources[key[0]], sources[key[1]]], patch_values=PATCH_VALUES, buffers=pool))
 
     rng, count = np.random.default_rng(0), MICROBATCHES if target.is_gpu else TINY_MICROBATCHES
-    order: list[_Key] = [(int(one), int(other), number) for number, (one, other) in enumerate(rng.integers(0, NUM_SOURCES, (count, 2)))]
+    order: list[_Key] = [
+        (int(one), int(other), number) for number, (one, other) in enumerate(rng.integers(0, NUM_SOURCES, (count, 2)))
+    ]
     packing: PackAhead[_Key, PendingCopy] = PackAhead(pack, lambda _: True)
     arrived = []
     packing.announce(order[0])
@@ -47,7 +49,7 @@ def measure(target: Target) -> Iterator[Row]:
         if number + 1 < count:
             packing.announce(order[number + 1])
         if target.is_gpu:
-            torch.cuda._sleep(BEHIND_CYCLES)
+            torch.cuda._sleep(BEHIND_CYCLES)  # type: ignore[no-untyped-call]
         arrived.append(microbatch.patches.sum(dtype=torch.int64))
         del microbatch
     packing.close()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-import torch
-from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.target import Target
@@ -23,11 +22,11 @@ def idle_percent(run: Callable[[], object], target: Target) -> float:
     with profile(activities=[activity]) as recorded:
         run()
         target.synchronize()
-    kind = DeviceType.CUDA if target.is_gpu else DeviceType.CPU
+    kind = target.device_type.upper()
     return 100 * idle_share(
         (event.time_range.start, event.time_range.end)
         for event in recorded.events() or ()
-        if event.device_type == kind and not _is_label(event)
+        if event.device_type.name == kind and not _is_label(event)
     )
 
 
@@ -43,6 +42,6 @@ def idle_share(intervals: Intervals) -> float:
     return 1 - busy / (reached - begin) if reached > begin else 0.0
 
 
-def _is_label(event: torch.autograd.profiler_util.FunctionEvent) -> bool:
+def _is_label(event: FunctionEvent) -> bool:
     """Whether an event is the span of a name, as the optimizer's step has one, and nothing that the device did."""
     return bool(getattr(event, "is_user_annotation", False)) or event.name.startswith(("Optimizer.", "ProfilerStep"))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -20,12 +19,18 @@ _LONGEST_REASON = 300  # characters of an error message: those of CUDA go on for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A module of this package with a function `measure(target)`, which yields rows."""
+    """What one module of this package measures."""
 
-    module: str
+    measure: Callable[[Target], Iterator[Row]]
+    """The module's function; it runs in another process, which imports the module."""
     title: str
     budget_s: float
     """Seconds after which the check is ended; the rows until then are kept."""
+
+    @property
+    def name(self) -> str:
+        """The module's name."""
+        return self.measure.__module__.rpartition(".")[2]
 
 
 class CheckProcesses:
@@ -38,7 +43,7 @@ class CheckProcesses:
     def run(self, check: Check, target: Target) -> Section:
         """Run a check to its end, or to the end of its time."""
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_serve, args=(check.module, target, theirs), name=check.module)
+        process = self._context.Process(target=_serve, args=(check.measure, target, theirs), name=check.name)
         process.start()
         theirs.close()
         rows, deadline = [], time.monotonic() + check.budget_s
@@ -80,10 +85,10 @@ def _received(pipe: Connection, deadline: float) -> Iterator[Row | str | None]:
             return
 
 
-def _serve(module: str, target: Target, pipe: Connection) -> None:
+def _serve(measure: Callable[[Target], Iterator[Row]], target: Target, pipe: Connection) -> None:
     os.setsid()  # so that what the check starts can be ended with it
     try:
-        for row in importlib.import_module(f"benchmarks.gpu.{module}").measure(target):
+        for row in measure(target):
             pipe.send(row)
     except Exception as err:
         pipe.send(f"{type(err).__name__}: {err}")

@@ -6,6 +6,7 @@ Without a GPU, what autograd saves stands for what the allocator gives out.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,38 +17,47 @@ from benchmarks.report import Rival, Row, at_most
 from headrace.model_shape import TransformerShape
 from headrace.reorder_service.planning.cost_model.cost import kept_bytes
 
-VOCAB = 1024
+VOCAB = 64
+"""So small that logits take next to nothing beside the layers."""
+MOST_LAYERS = 4
 ERROR_GOAL_PERCENT = 10.0
 STATE_BYTES = 12
 """Bytes a parameter between steps: a float32 weight and two float32 moments of AdamW."""
 
 
 def measure(target: Target) -> Iterator[Row]:
-    """Yield bytes of a token, which is the difference of two lengths, with and without checkpointing, and of a parameter."""
-    shape = target.llm_shape
+    """Yield what a layer keeps of a token, with and without checkpointing, and the state of a parameter."""
+    several = replace(target.llm_shape, layers=max(2, min(MOST_LAYERS, target.llm_shape.layers)))
+    one = replace(several, layers=1)
     length = 4096 if target.is_gpu else 64
     with process_group(target.device):
-        for checkpointing in (False, True):
-            short, long = (_peak(target, shape, length * factor, checkpointing) for factor in (1, 2))
-            planned = kept_bytes(shape, checkpointing)
-            a_token = (long - short) / length
+        for checkpointing in (False, True) if target.is_gpu else (False,):  # autograd does not see what a checkpoint saves
+            grown, grown_one = (_growth(target, shape, length, checkpointing) for shape in (several, one))
+            a_layer = (grown - grown_one) / length / (several.layers - 1)
+            planned = kept_bytes(one, checkpointing)
             yield Row(
-                name=f"a token in flight, {'recomputed' if checkpointing else 'kept'} activations",
-                value=a_token,
+                name=f"a token in flight, a layer with {'recomputed' if checkpointing else 'kept'} activations",
+                value=a_layer,
                 unit="bytes",
                 rival=Rival(value=planned, source="planned"),
                 goal=target.goal(at_most((1 + ERROR_GOAL_PERCENT / 100) * planned)),
-                detail=f"{a_token / shape.layers / shape.width:.1f} a layer and channel",
+                detail=f"{a_layer / one.width:.1f} a channel",
             )
         if target.is_gpu:
-            yield _state_row(target, shape, length)
+            yield _state_row(target, several, length)
+
+
+def _growth(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> float:
+    """Return how many more bytes are in use at most where a microbatch is twice as long: weights and their casts are as many, and
+    so are working buffers of one layer with another number of layers."""
+    short, long = (_peak(target, shape, length * factor, checkpointing) for factor in (1, 2))
+    return long - short
 
 
 def _peak(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> float:
-    """Return the most bytes in use beside those before the step, of one microbatch of one sample."""
+    """Return the most bytes in use beside weights and gradients, of a step of one microbatch of one sample."""
     alone = _alone(target, shape, length, checkpointing)
     alone.accumulate()
-    alone.step.discard()
     if not target.is_gpu:
         return _saved_bytes(alone)
     target.synchronize()
@@ -68,7 +78,9 @@ def _saved_bytes(alone: StageAlone) -> float:
     weights = {p.numel() for p in alone.model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         alone.accumulate()
-    return sum(one.untyped_storage().nbytes() for one in saved.values() if one.untyped_storage().size() and one.numel() not in weights)
+    return sum(
+        one.untyped_storage().nbytes() for one in saved.values() if one.untyped_storage().size() and one.numel() not in weights
+    )
 
 
 def _state_row(target: Target, shape: TransformerShape, length: int) -> Row:
@@ -89,5 +101,5 @@ def _state_row(target: Target, shape: TransformerShape, length: int) -> Row:
 
 
 def _alone(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> StageAlone:
-    settings = {"vocab_size": VOCAB, "device": target.device, "dtype": torch.bfloat16}
-    return stage_alone(shape, [[length]], checkpointing=checkpointing, **settings)
+    device, dtype = target.device, torch.bfloat16
+    return stage_alone(shape, [[length]], vocab_size=VOCAB, device=device, dtype=dtype, checkpointing=checkpointing)

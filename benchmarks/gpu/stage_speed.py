@@ -19,7 +19,7 @@ from benchmarks.gpu.target import Target
 from benchmarks.report import Rival, Row, at_least, at_most
 from headrace.model_shape import LLM_SHAPES, TransformerShape
 
-MICROBATCHES = 8
+MICROBATCHES, TINY_MICROBATCHES = 8, 2
 LENGTHS, TINY_LENGTHS = (4096, 2048, 1024, 1000, 24), (24, 16, 1)
 """Tokens of the samples of a microbatch: 8,192 in all."""
 SMALL_VOCAB = 1024
@@ -38,26 +38,29 @@ def measure(target: Target) -> Iterator[Row]:
         rival=Rival(value=peak / 1e12, source=of_peak) if target.peak_flops_per_s else None,
     )
     shape = target.llm_shape
+    half = replace(shape, layers=max(1, shape.layers // 2))
+    vocab_size = LLM_SHAPES["qwen2-7b"].vocab if target.is_gpu else SMALL_VOCAB
     with process_group(target.device):
-        alone = _built(target, shape, SMALL_VOCAB)
-        yield _mfu_row("a stage in the middle: layers alone", alone, shape, target, peak)
-        share = idle_percent(lambda: [alone.run() for _ in range(STEPS)], target)
-        yield Row(name="idle share of the device", value=share, unit="%", goal=target.goal(at_most(IDLE_GOAL_PERCENT)))
-        del alone
+        yield from _middle_rows(target, shape, peak)
         _release(target)
-        vocab = LLM_SHAPES["qwen2-7b"].vocab if target.is_gpu else SMALL_VOCAB
-        half = replace(shape, layers=max(1, shape.layers // 2))
-        alone = _built(target, half, vocab)
-        yield _mfu_row(f"the last stage: {half.layers} layers and a head of {vocab:,} tokens", alone, half, target, peak)
+        alone = _built(target, half, vocab_size)
+        yield _mfu_row(f"the last stage: {half.layers} layers and a head of {vocab_size:,} tokens", alone, half, target, peak)
         del alone
         _release(target)
         name = "layers alone, FlashAttention 3"
         try:
-            torch.nn.attention.activate_flash_attention_impl("FA3")  # type: ignore[no-untyped-call]
+            torch.nn.attention.activate_flash_attention_impl("FA3")
         except Exception as err:  # whatever a package that is not there raises
             yield skipped(name, f"{type(err).__name__}: {' '.join(str(err).split())[:120]}")
         else:
             yield _mfu_row(name, _built(target, shape, SMALL_VOCAB), shape, target, peak)
+
+
+def _middle_rows(target: Target, shape: TransformerShape, peak: float) -> Iterator[Row]:
+    alone = _built(target, shape, SMALL_VOCAB)
+    yield _mfu_row("a stage in the middle: layers alone", alone, shape, target, peak)
+    share = idle_percent(lambda: [alone.run() for _ in range(STEPS)], target)
+    yield Row(name="idle share of the device", value=share, unit="%", goal=target.goal(at_most(IDLE_GOAL_PERCENT)))
 
 
 def peak_of(target: Target, matrices: float) -> tuple[float, str]:
@@ -81,7 +84,7 @@ def model_flops(num_weights: int, lengths: Sequence[int], shape: TransformerShap
 
 
 def _built(target: Target, shape: TransformerShape, vocab_size: int) -> StageAlone:
-    lengths = [LENGTHS if target.is_gpu else TINY_LENGTHS] * MICROBATCHES
+    lengths = [LENGTHS] * MICROBATCHES if target.is_gpu else [TINY_LENGTHS] * TINY_MICROBATCHES
     return stage_alone(shape, lengths, vocab_size=vocab_size, device=target.device, dtype=torch.bfloat16)
 
 

@@ -67,7 +67,14 @@ def _row(name: str, precision: str, of_loss: float, gradients: Gradients, expect
 def _stage(schedule: Mapping[str, Any], checkpointing: bool, device: torch.device, dtype: torch.dtype) -> StageAlone:
     """Equal weights everywhere: they are drawn on the CPU, as generators of other devices draw other numbers."""
     return stage_alone(
-        SHAPE, LENGTHS, vocab_size=VOCAB, device=device, dtype=dtype, schedule=schedule, change=enlarge, checkpointing=checkpointing
+        SHAPE,
+        LENGTHS,
+        vocab_size=VOCAB,
+        device=device,
+        dtype=dtype,
+        schedule=schedule,
+        change=enlarge,
+        checkpointing=checkpointing,
     )
 
 

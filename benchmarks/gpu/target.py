@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,7 +16,7 @@ DENSE_BF16_FLOPS_PER_S = {
     "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "H800": 989e12, "H20": 148e12, "GH200": 989e12, "B200": 2250e12,
     "A100": 312e12, "A800": 312e12, "L40S": 362e12, "L40": 181e12, "L4": 121e12, "A10": 125e12, "RTX 4090": 165e12,
 }  # fmt: skip
-"""Peak of matrix products in bfloat16 without sparsity, as the manufacturer's data sheets have it, by a part of the device's name."""
+"""Peak of matrix products in bfloat16 without sparsity by a part of the device's name, from the manufacturer's data sheets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +28,9 @@ class Target:
     num_gpus: int
 
     @classmethod
-    def here(cls) -> Self:
-        """Return the GPUs of this machine, or the CPU where torch finds none."""
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    def here(cls, *, cpu: bool = False) -> Self:
+        """Return the GPUs of this machine, or the CPU where torch finds none, or `cpu` asks for it."""
+        found = torch.cuda.device_count() if torch.cuda.is_available() and not cpu else 0
         return cls(device_type="cuda" if found else "cpu", num_gpus=found)
 
     @property
@@ -46,7 +45,7 @@ class Target:
     def name(self) -> str:
         """The device in words, with the build of torch."""
         if not self.is_gpu:
-            return f"no GPU: {EMULATED.removesuffix(':')}; torch {torch.__version__}"
+            return f"no GPU, {EMULATED.removesuffix(':')}; torch {torch.__version__}"
         properties = torch.cuda.get_device_properties(0)
         memory = f"{properties.total_memory / 2**30:.0f} GiB"
         return f"{self.num_gpus} x {properties.name} ({memory}), torch {torch.__version__}, CUDA {torch.version.cuda}"
@@ -67,8 +66,7 @@ class Target:
     @property
     def peak_flops_per_s(self) -> float | None:
         """Peak of the device's matrix products in bfloat16; None if it is not known."""
-        name = torch.cuda.get_device_name(0) if self.is_gpu else ""
-        return _longest_match(DENSE_BF16_FLOPS_PER_S, name)
+        return peak_flops_per_s(torch.cuda.get_device_name(0)) if self.is_gpu else None
 
     @property
     def llm_shape(self) -> TransformerShape:
@@ -82,6 +80,7 @@ class Target:
         return TransformerShape(layers=layers, **sizes)
 
 
-def _longest_match(values: Mapping[str, float], name: str) -> float | None:
-    matches = [part for part in values if part in name]
-    return values[max(matches, key=len)] if matches else None
+def peak_flops_per_s(name: str) -> float | None:
+    """Return the peak of a device by its name; None for one that DENSE_BF16_FLOPS_PER_S does not know."""
+    matches = [part for part in DENSE_BF16_FLOPS_PER_S if part in name]
+    return DENSE_BF16_FLOPS_PER_S[max(matches, key=len)] if matches else None
