@@ -49,7 +49,7 @@ def measure(target: Target) -> Iterator[Row]:
         for number, (pipeline, units) in enumerate(PIPELINES.items()):
             size = sum(math.prod(unit.values()) for unit in units.values())
             title = f"pipeline: {pipeline}, {size} processes"
-            if (size > target.num_gpus) if target.is_gpu else (number > 0):
+            if size > target.num_gpus:
                 yield skipped(title, f"{target.num_gpus} GPU(s) here")
                 continue
             file = trainers.write(f"topology-{number}", {"units": units})

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.idle_share import idle_percent
-from benchmarks.gpu.stage_speed import IDLE_GOAL_PERCENT, MFU_GOAL, matrix_flops_per_s, model_flops, peak_of
+from benchmarks.gpu.stage_speed import IDLE_GOAL_PERCENT, MFU_GOAL, PROFILED_STEPS, matrix_flops_per_s, model_flops, peak_of
 from benchmarks.gpu.target import Target
 from benchmarks.preprocess.services import services
 from benchmarks.report import Row, at_least, at_most
@@ -24,7 +24,7 @@ from headrace.trainer.models.multimodal import MultimodalModel, initialise
 from headrace.trainer.train_step import TrainStep, make_optimizer
 
 SAMPLES, TINY_SAMPLES = 4096, 64
-MEAN_CHARACTERS, TINY_MEAN_CHARACTERS = 6000, 60
+MEAN_CHARACTERS, TINY_MEAN_CHARACTERS = 4000, 60
 GLOBAL_BATCH, MICROBATCHES, TINY_BATCH = 64, 8, 4
 WARM_UP, STEPS = 2, 4
 LEARNING_RATE = 1e-4
@@ -57,7 +57,7 @@ def measure(target: Target) -> Iterator[Row]:
             )
             wait = 100 * training.waits_s / seconds
             yield Row(name="wait for data", value=wait, unit="% of a step", goal=target.goal(at_most(WAIT_GOAL_PERCENT)))
-            share = idle_percent(lambda: training.run(STEPS), target)
+            share = idle_percent(lambda: training.run(PROFILED_STEPS), target)
             goal = target.goal(at_most(IDLE_GOAL_PERCENT))
             yield Row(name="idle share of the device with real data", value=share, unit="%", goal=goal)
 
