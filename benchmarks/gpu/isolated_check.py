@@ -99,8 +99,9 @@ def _serve(measure: Callable[[Target], Iterator[Row]], target: Target, pipe: Con
 def _end(process: multiprocessing.process.BaseProcess) -> None:
     """End the check's process and all that it has started."""
     process.join(timeout=5 if process.exitcode is not None else 0.5)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid or 0, signal.SIGKILL)
+    process.kill()  # it may not have come as far as to lead a group
     process.join()
 
 
