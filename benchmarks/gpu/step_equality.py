@@ -20,10 +20,16 @@ from headrace.model_shape import TransformerShape
 from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.train_step import PRECISIONS
 from tests.verify.batches import GENERATING, enlarge, make_row, packed, whole_model
-from tests.verify.cases import SCHEDULES
 
 SHAPE = TransformerShape(layers=4, width=128, heads=8, kv_heads=2, mlp=256, gated=True)
 """Heads of 16 channels: the flash kernel takes multiples of 8."""
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "1f1b": {},
+    "gpipe": {"schedule": "gpipe"},
+    "interleaved": {"schedule": "interleaved", "chunks": 2},
+    "eager": {"schedule": "eager", "in_flight": 2},
+    "zero-bubble": {"schedule": "zero-bubble"},
+}
 VOCAB, LENGTHS = 256, ((5, 1, 40), (17, 17), (1, 90, 3))
 ERROR_GOALS = {"fp32": 1e-4, "bf16": 0.12}
 """Most relative error of a gradient. In bf16, that of the CPU itself is 3e-2 in the stage and 8e-2 in the whole model."""
