@@ -64,6 +64,9 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (eight minutes)
 	@$(BIN)/python -m benchmarks.forecast
 
+gpu-check: setup  ## check and measure the trainer on this machine's GPUs, or EMULATED on the CPU where there is none (eight minutes)
+	@$(BIN)/python -m benchmarks.gpu
+
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
@@ -102,4 +105,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs

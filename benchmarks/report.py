@@ -113,6 +113,13 @@ class Report:
     quick: bool
     """Whether it ran shortened."""
     sections: Sequence[Section]
+    device: str = ""
+    """What was measured on, if not the processor."""
+
+    @property
+    def machine(self) -> dict[str, str | int]:
+        """Where the figures were measured."""
+        return machine() | ({"device": self.device} if self.device else {})
 
     @property
     def rows(self) -> list[Row]:
@@ -131,7 +138,7 @@ class Report:
             "benchmark": self.benchmark,
             "date": self.date,
             "quick": self.quick,
-            "machine": machine(),
+            "machine": self.machine,
             "verdict": self.verdict,
             "rows": [
                 {
@@ -171,7 +178,7 @@ class Report:
             out.print()
             out.print(Text(section.title, style="bold"))
             out.print(_grid(of_section, widths))
-        where = ", ".join(f"{name} {value}" for name, value in machine().items())
+        where = ", ".join(f"{name} {value}" for name, value in self.machine.items())
         out.print(f"\nratio: ours over theirs\nmeasured on {where}\n{self.verdict}", highlight=False, markup=False)
 
 
@@ -207,7 +214,7 @@ def number(value: float) -> str:
 
 
 def machine() -> dict[str, str | int]:
-    """Where the figures were measured."""
+    """The computer that runs this."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 1,

@@ -1,0 +1,1 @@
+"""`make gpu-check`: what only a GPU can show of the trainer: right results, no waiting, memory, speed."""
