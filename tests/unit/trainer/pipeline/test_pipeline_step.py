@@ -14,7 +14,7 @@ from headrace.plan import Microbatch, StepPlan, Topology
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
@@ -27,17 +27,27 @@ SAMPLES = (3, 5, 8, 9)
 
 
 @pytest.fixture
-def step(request: pytest.FixtureRequest) -> Iterator[PipelineStep]:
-    """An LLM alone, in this process. A parameter, where there is one: its optimizer's settings."""
-    topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
+def group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def step(request: pytest.FixtureRequest, group: None) -> PipelineStep:
+    """An LLM alone, in this process. A parameter, where there is one: its optimizer's settings."""
+    return make_step(getattr(request, "param", OptimizerSpec()))
+
+
+def make_step(settings: OptimizerSpec, **schedule: Any) -> PipelineStep:
+    topology = parse(PipelineTopology, {**schedule, "units": {"llm": {}}}, "topology")
+    topology = with_cuts(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
     groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
     stages = build_stages(
         whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
     )
-    yield PipelineStep(topology, stages, groups, settings=getattr(request, "param", OptimizerSpec()))
-    dist.destroy_process_group()
+    return PipelineStep(topology, stages, groups, settings=settings)
 
 
 def routes() -> Routes:
@@ -61,6 +71,15 @@ def text_of(portion: Portion) -> PackedMicrobatch:
 def test_a_step_learns(step: PipelineStep) -> None:
     losses = [run(step, 1e-3).loss for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_two_chunks_in_one_process_that_share_a_matrix_learn_as_one_stage(step: PipelineStep) -> None:
+    chunks = make_step(OptimizerSpec(), schedule="interleaved", chunks=2)
+    first, last = chunks.stages
+    assert first.model.decoder.embed.weight is last.model.decoder.embed.weight
+    found, expected = ([run(one, 1e-3) for _ in range(3)] for one in (chunks, step))
+    for result, right in zip(found, expected, strict=True):
+        assert (result.loss, result.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
 
 
 @pytest.fixture

@@ -42,8 +42,9 @@ class PipelineStep:
         """`stages`: this process's stages, one for each chunk. `dtype`: torch.autocast dtype, one of `train_step.PRECISIONS`."""
         self.place = topology.place(dist.get_rank())
         self.stages = stages
-        chunks = [[p for p in stage.parameters() if p.requires_grad] for stage in stages]
-        self.parameters = [parameter for parameters in chunks for parameter in parameters]
+        chunk_of = {p: chunk for chunk in reversed(range(len(stages))) for p in stages[chunk].parameters() if p.requires_grad}
+        chunks = [[p for p in stage.parameters() if chunk_of.get(p) == chunk] for chunk, stage in enumerate(stages)]
+        self.parameters = [parameter for parameters in chunks for parameter in parameters]  # each one once, also a tied matrix
         self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
         self.topology = topology
         self._device = stages[0].device
