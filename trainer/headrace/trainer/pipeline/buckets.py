@@ -83,7 +83,8 @@ class Bucket:
         assert self._sum is not None, "begin_sum comes first"
         work, shard = self._sum
         if work is not None:
-            work.wait()
+            work.wait()  # once, as each wait for gloo's reduce-scatter writes the shard
+            self._sum = None, shard
         return shard
 
     def begin_gather(self, group: dist.ProcessGroup, replica: int) -> None:
