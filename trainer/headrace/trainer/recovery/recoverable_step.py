@@ -85,7 +85,9 @@ class RecoverableStep:
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
         wait = partial(mesh.wait_for_message, in_pipeline=True)
         with mesh.interruptible(in_pipeline=True):
-            channels = Channels(layout.topology, layout.topology.rank(layout.place), stage.device, self._end_of(layout), wait)
+            channels = Channels(
+                layout.topology, layout.topology.rank(layout.place), stage.device, _end_of(layout, self._pipeline), wait
+            )
         self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
@@ -104,19 +106,6 @@ class RecoverableStep:
     def prepare(self) -> Prepare:
         """The function that makes the cargo of portions for this node's stage."""
         return self._executor.prepare
-
-    def _end_of(self, layout: Layout) -> OpenEnd:
-        """Return a function that opens this node's end of a channel: gloo keeps those of one group apart by their tags."""
-        present = [rank for rank in layout.ranks if rank != NOBODY]
-
-        def open_end(channel: Channel) -> ChannelEnd | None:
-            ends = [layout.ranks[place] for place in channel[1:]]
-            if layout.rank not in ends or NOBODY in ends:
-                return None
-            peer = ends[1 - ends.index(layout.rank)]
-            return ChannelEnd(self._pipeline, present.index(peer), tag=channel.kind)
-
-        return open_end
 
     def compute(self, share: Share, numbers: Collection[int], feed: StepFeed) -> Share:
         """Run forward and backward of further microbatches of a step, and return the share with them added.
@@ -217,6 +206,23 @@ def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_nor
         nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, torch.tensor(grad_norm))
         holding.update(learning_rate)
     holding.discard()
+
+
+def _end_of(layout: Layout, pipeline: dist.ProcessGroup) -> OpenEnd:
+    """Return a function that opens a node's end of a channel in its pipeline's group: gloo keeps the channels apart by their tags.
+
+    It knows no step: one would then hold itself, and keep a lost generation's memory until Python collects cycles.
+    """
+    present = [rank for rank in layout.ranks if rank != NOBODY]
+
+    def open_end(channel: Channel) -> ChannelEnd | None:
+        ends = [layout.ranks[place] for place in channel[1:]]
+        if layout.rank not in ends or NOBODY in ends:
+            return None
+        peer = ends[1 - ends.index(layout.rank)]
+        return ChannelEnd(pipeline, present.index(peer), tag=channel.kind)
+
+    return open_end
 
 
 def _sum_gradients(mesh: Mesh, group: dist.ProcessGroup, parameters: Sequence[nn.Parameter]) -> None:
