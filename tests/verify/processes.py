@@ -185,6 +185,8 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
     topology = cut(parse(PipelineTopology, order.topology, "topology"))
     groups = _groups(topology, order, made)
     if rank >= topology.world_size:
+        for plan in order.plans:  # as the others do in their steps: torch numbers groups by how many each process has made
+            groups.channels.open_between(Routes(StepPlan.from_json(plan), topology.replicas).pairs)
         return None
     dtype = getattr(torch, order.dtype)
     stages = stages_of(topology, rank, groups, dtype, tied=order.tied)

@@ -85,9 +85,8 @@ class RecoverableStep:
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
         wait = partial(mesh.wait_for_message, in_pipeline=True)
         with mesh.interruptible(in_pipeline=True):
-            channels = Channels(
-                layout.topology, layout.topology.rank(layout.place), stage.device, _end_of(layout, self._pipeline), wait
-            )
+            own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, self._pipeline)
+            channels = Channels(layout.topology, own_rank, stage.device, open_end, wait)
         self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
@@ -209,7 +208,7 @@ def apply(holding: Holding, grad_norm: float, learning_rate: float, max_grad_nor
 
 
 def _end_of(layout: Layout, pipeline: dist.ProcessGroup) -> OpenEnd:
-    """Return a function that opens a node's end of a channel in its pipeline's group: gloo keeps the channels apart by their tags.
+    """Return a function that opens a node's end of a channel in its pipeline's group, where gloo tells channels by tags.
 
     It knows no step: one would then hold itself, and keep a lost generation's memory until Python collects cycles.
     """
