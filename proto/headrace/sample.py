@@ -57,7 +57,9 @@ class Probe:
     image_patches: tuple[int, ...] = ()
     """Number of patches before merging, one entry per image."""
     mel_frames: tuple[int, ...] = ()
-    """Number of mel frames (10 ms each by default), one entry per recording."""
+    """Number of mel frames (10 ms each by default), one entry per recording, or per piece of one that is split."""
+    is_truncated: bool = False
+    """Whether the sample was too long and has been cut."""
 
 
 def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:

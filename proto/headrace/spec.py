@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -68,8 +68,11 @@ class AudioSpec(SpecSection):
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames per LLM token: 8 for a convolution of stride 2 and a projector that joins 4."""
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
-    """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
-    for Whisper's, with which the trainer refuses jobs that allow more."""
+    """Recordings longer than this are quarantined as too_long, or split, as `too_long` has it. An encoder with a position table
+    needs the length of its table: 30 for Whisper's, with which the trainer refuses jobs that allow more."""
+    too_long: Literal["refuse", "split"] = "refuse"
+    """What becomes of recordings longer than `max_seconds`: they are refused, or split into pieces of that length, each of which
+    has features and tokens of its own, as a recording has. A last piece that is shorter than `window_s` is left out."""
     min_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Recordings shorter than this are quarantined as too_short."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
@@ -82,13 +85,18 @@ class AudioSpec(SpecSection):
 
     @property
     def most_frames(self) -> int:
-        """Mel frames of the longest recording that is not refused, one of `max_seconds`."""
+        """Mel frames of the longest recording, or piece of one, that is not refused: one of `max_seconds`."""
         return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.min_seconds > self.max_seconds:
             raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+        if self.too_long == "split" and self.most_frames * self.hop_samples < self.window_s * self.sample_rate + 1:
+            raise ValueError(
+                f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer than "
+                f"window_s ({self.window_s:g}) and hop_s ({self.hop_s:g}): raise it"
+            )
         return self
 
     @model_validator(mode="after")

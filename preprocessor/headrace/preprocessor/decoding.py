@@ -17,7 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.filter_spec import FilterSpec
 from headrace.preprocessor import audio, image
+from headrace.preprocessor.records import filtering
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
 from headrace.preprocessor.text.sequence import TokenSequence
@@ -62,6 +64,8 @@ class LoadedSample:
     """A sample in memory with its media files, none of them decoded yet."""
 
     sample: Sample
+    filter: FilterSpec = FilterSpec()
+    """The filter of its source, which may leave it out for its sizes."""
 
     @property
     def images(self) -> tuple[bytes, ...]:
@@ -98,9 +102,13 @@ class Sizes:
 
     sequence: TokenSequence
     grids: tuple[image.Grid, ...]
-    """Patch grid of each image."""
+    """Patch grid of each image of the sequence, those at `sequence.images`."""
     mel_frames: tuple[int, ...]
-    """Number of mel frames of each recording."""
+    """Number of mel frames of each recording of the sequence, or piece of one that is split: those at `sequence.recordings`."""
+    recording_frames: tuple[int, ...]
+    """Number of mel frames of each file, whether its pieces are in the sequence or not."""
+    first_frame: int
+    """Number of mel frames of the pieces that a cut has taken away in front."""
 
     @property
     def nbytes(self) -> int:
@@ -143,16 +151,35 @@ class SampleProcessor:
 
     def load(self, record: Record, source: SourceSpec) -> LoadedSample:
         """Read a record's media files into memory. Raises BadSampleError."""
-        return LoadedSample(sample=to_sample(record, source.mapping))
+        filtering.check_fields(record.fields, source.filter)
+        return LoadedSample(sample=to_sample(record, source.mapping), filter=source.filter)
 
     def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
-        sequence = self._render(loaded.sample, grids, frames)
+        pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
+        of_pieces = tuple(count for of_file in pieces for count in of_file)
+        sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)
         if sequence.num_targets < self._min_targets:
             raise BadSampleError(Reason.TOO_SHORT, f"{sequence.num_targets} tokens to learn, fewer than {self._min_targets}")
-        return Sizes(sequence=sequence, grids=grids, mel_frames=frames)
+        filtering.check_sizes(
+            {
+                "tokens": len(sequence.input_ids),
+                "targets": sequence.num_targets,
+                "images": len(sequence.images),
+                "recordings": len(frames),
+            },
+            loaded.filter,
+        )
+        first, stop = sequence.recordings.start, sequence.recordings.stop
+        return Sizes(
+            sequence=sequence,
+            grids=grids[sequence.images.start : sequence.images.stop],
+            mel_frames=of_pieces[first:stop],
+            recording_frames=frames,
+            first_frame=sum(of_pieces[:first]),
+        )
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
         """Read a record and decode its media into newly allocated arrays. Raises BadSampleError."""
@@ -169,12 +196,14 @@ class SampleProcessor:
     def decode_into(self, sized: SizedSample, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """Decode a sample's media into arrays of exactly its size, which the returned row holds. Raises BadSampleError."""
         begin = 0
-        for data, grid in zip(sized.loaded.images, sized.sizes.grids, strict=True):
+        images = sized.sizes.sequence.images
+        for data, grid in zip(sized.loaded.images[images.start : images.stop], sized.sizes.grids, strict=True):
             image.decode(data, self._image, patches[begin : begin + grid.patches])
             begin += grid.patches
-        begin = 0
-        for data, frames in zip(sized.loaded.recordings, sized.sizes.mel_frames, strict=True):
-            mel[begin : begin + frames] = audio.decode(data, self._audio)
+        begin = -sized.sizes.first_frame
+        for data, frames in zip(sized.loaded.recordings, sized.sizes.recording_frames, strict=True):
+            if kept := range(max(0, begin), min(begin + frames, len(mel))):
+                mel[kept.start : kept.stop] = audio.decode(data, self._audio)[kept.start - begin : kept.stop - begin]
             begin += frames
         return self.row(sized.sizes, patches, mel)
 
@@ -231,6 +260,7 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         num_targets=sizes.sequence.num_targets,
         image_patches=tuple(grid.patches for grid in sizes.grids),
         mel_frames=sizes.mel_frames,
+        is_truncated=sizes.sequence.is_truncated,
     )
 
 

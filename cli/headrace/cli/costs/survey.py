@@ -133,6 +133,7 @@ class MeasuringJob(JobWork):
             num_targets=probe.num_targets,
             image_patches=probe.image_patches,
             mel_frames=probe.mel_frames,
+            is_truncated=probe.is_truncated,
             has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in loaded.sample.segments),
             image_sides_px=tuple(max(image.read_size(data, self.spec.image)) for data in loaded.images),
         )
@@ -192,6 +193,8 @@ class Tally:
         self._columns = {name: array("q") for name in COLUMNS}  # audio_s in mel frames
         self.samples = 0
         self.recordings = 0
+        self.truncated = 0
+        """Number of samples that were too long and have been cut."""
         self.combinations: Counter[str] = Counter()
         """Number of samples by the modalities they have, such as `text+image`."""
 
@@ -202,6 +205,7 @@ class Tally:
         has = {"text": sample.has_text, "image": bool(sample.image_patches), "audio": bool(sample.mel_frames)}
         self.samples += 1
         self.recordings += len(sample.mel_frames)
+        self.truncated += sample.is_truncated
         self.combinations["+".join(name for name, there in has.items() if there)] += 1
         self._columns["image_side_px"].extend(sample.image_sides_px)
         if has["image"]:

@@ -126,7 +126,8 @@ class _Dissection:
             grid = image.probe(medium.data, self._spec.image)
             return {"patches": [grid.height, grid.width], "tokens": grid.tokens(self._spec.image.merge)}
         frames = audio.probe(medium.data, self._spec.audio)
-        return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
+        pieces = audio.frames_of_pieces(frames, self._spec.audio)
+        return {"mel_frames": frames, "tokens": sum(audio.num_tokens(piece, self._spec.audio) for piece in pieces)}
 
     def _decode(self, medium: Image | Audio) -> str:
         """Decode a medium and return the shape and dtype of the array as text. Raises BadSampleError."""

@@ -7,7 +7,8 @@ or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives th
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
 a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
 must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
-window is empty_media.
+window is empty_media. A recording that a job splits is resampled as a whole and then cut, and the features of each piece are
+those of a recording of its own.
 
 Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
@@ -96,6 +97,12 @@ def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
     return -(-mel_frames // spec.frames_per_token)
 
 
+def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
+    """Return the mel frames of each piece that a recording of `mel_frames` is split into; one that is not too long is one."""
+    full, rest = divmod(mel_frames, spec.most_frames)
+    return (spec.most_frames,) * full + ((rest,) if rest else ())
+
+
 def read_header(data: bytes, spec: AudioSpec) -> Header:
     """Read the header of a recording and check all limits. Raises BadSampleError with the reasons of `probe`."""
     with _open(data) as file:
@@ -114,8 +121,17 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
     """Return log-mel features, and whether all of them were finite before the conversion to float16."""
     with torch.inference_mode():
-        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
-        return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
+        samples = _resample(torch.from_numpy(mono), header, spec)
+        if not _is_split(header, spec):
+            features = _log_mel(samples, spec)[: _mel_frames(header, spec)]
+            return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
+        mel, finite, begin = np.empty((_mel_frames(header, spec), spec.mel_bins), np.float16), True, 0
+        pieces = samples.split(spec.most_frames * spec.hop_samples)
+        for piece, frames in zip(pieces, frames_of_pieces(len(mel), spec), strict=False):  # the last may be left out
+            features = _log_mel(piece, spec)[:frames]
+            mel[begin : begin + frames] = features.to(torch.float16).numpy()
+            finite, begin = finite and bool(features.isfinite().all()), begin + frames
+        return mel, finite
 
 
 def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
@@ -190,11 +206,11 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
     seconds = header.frames / header.sample_rate
-    if header.frames > spec.max_seconds * header.sample_rate:
+    if header.frames > spec.max_seconds * header.sample_rate and spec.too_long == "refuse":
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
     if header.frames < spec.min_seconds * header.sample_rate:
         raise BadSampleError(Reason.TOO_SHORT, f"{seconds:.3g} s, shorter than {spec.min_seconds:g} s")
-    if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
+    if _num_samples(header, spec) < _shortest(spec):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     _check_cost(header, spec)
     return header
@@ -217,9 +233,10 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     channels = header.frames * header.channels
     reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
     samples, window = _num_samples(header, spec), _window(spec)
+    at_once = min(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else samples
     resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
-    frames, bins = samples // spec.hop_samples, window // 2 + 1
-    spectra = 12 * samples + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
+    frames, bins = at_once // spec.hop_samples, window // 2 + 1
+    spectra = 4 * samples + 8 * at_once + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
     return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
 
 
@@ -231,8 +248,22 @@ def _num_samples(header: Header, spec: AudioSpec) -> int:
     return -(-header.frames * spec.sample_rate // header.sample_rate)
 
 
+def _is_split(header: Header, spec: AudioSpec) -> bool:
+    return spec.too_long == "split" and header.frames > spec.max_seconds * header.sample_rate
+
+
 def _mel_frames(header: Header, spec: AudioSpec) -> int:
-    return _num_samples(header, spec) // spec.hop_samples
+    """Return the mel frames of a recording, without those of a last piece that is shorter than an analysis window."""
+    samples = _num_samples(header, spec)
+    if _is_split(header, spec):
+        rest = samples % (spec.most_frames * spec.hop_samples)
+        samples -= rest if rest < _shortest(spec) else 0
+    return samples // spec.hop_samples
+
+
+def _shortest(spec: AudioSpec) -> int:
+    """Return the fewest samples that have a spectrum and make a mel frame."""
+    return max(_window(spec), spec.hop_samples)
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:

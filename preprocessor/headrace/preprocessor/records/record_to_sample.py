@@ -27,6 +27,7 @@ Captions and documents are one turn with the role DOCUMENT. These functions know
     key_path.py         dotted paths, by which a mapping names fields
     unused_media.py     refusal of media that nothing takes
     names_used.py       which names of a mapping a record has
+    filtering.py        which records and samples a source's filter admits
 """
 
 from __future__ import annotations

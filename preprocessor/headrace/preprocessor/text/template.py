@@ -15,6 +15,7 @@ from itertools import groupby
 
 from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
+from headrace.preprocessor.records.draft import MediaKind
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.records.template_fields import NAME, no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
@@ -22,7 +23,7 @@ from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, Sequen
 from headrace.preprocessor.text.templates import TEMPLATES, Frame, Template
 from headrace.preprocessor.text.tokenizer_template import load_tokenizer_template
 from headrace.quarantine import BadSampleError, Reason
-from headrace.text_spec import TextSpec
+from headrace.text_spec import TextSpec, TooLong
 
 
 def load_template(spec: TextSpec) -> PromptTemplate:
@@ -34,19 +35,26 @@ def load_template(spec: TextSpec) -> PromptTemplate:
     for kind, token in (("image", spec.image_token), ("audio", spec.audio_token)):
         if token and token not in encoder.control:
             raise SpecError(f"text.{kind}_token: {encoder.name} lacks the control token {token}; add it to its added tokens")
-    return ChatTemplate(encoder, spec.max_tokens, template)
+    return ChatTemplate(encoder, spec.max_tokens, template, spec.too_long)
 
 
 class ChatTemplate(PromptTemplate):
     """Renders samples with one prompt template and one tokenizer. Stateless and thread-safe."""
 
-    def __init__(self, encoder: TextEncoder, max_tokens: int, template: Template = TEMPLATES["chatml"]) -> None:
-        """`encoder` must know the template's control tokens; a sequence of more than `max_tokens` is refused.
+    def __init__(
+        self,
+        encoder: TextEncoder,
+        max_tokens: int,
+        template: Template = TEMPLATES["chatml"],
+        too_long: TooLong = "refuse",
+    ) -> None:
+        """`encoder` must know the template's control tokens; `too_long`: what becomes of a sequence of more than `max_tokens`.
 
         Those around media may be missing, as long as there are no such media.
         """
         self.encoder = encoder
         self._max_tokens = max_tokens
+        self._too_long = too_long
         self._template = template
         control = encoder.control
         self.vocabulary = Vocabulary(
@@ -69,7 +77,7 @@ class ChatTemplate(PromptTemplate):
         place for).
         """
         _check_words_only(sample)
-        builder = SequenceBuilder(self.encoder, self._max_tokens)
+        builder = SequenceBuilder(self.encoder, self._max_tokens, self._too_long)
         builder.begin(self._begin)
         media = iter(media_tokens)
         for index, turn in enumerate(self._turns(sample)):
@@ -119,11 +127,12 @@ class ChatTemplate(PromptTemplate):
                 raise BadSampleError(
                     Reason.UNSUPPORTED_MEDIA, f"{self.encoder.name} lacks the control token {piece}; add it to its added tokens"
                 )
-        for piece in pieces:
-            if piece == token:
-                builder.add_control(token, count=count, loss=False)
-            else:
-                builder.add([piece], loss=False)
+        with builder.medium(MediaKind.IMAGE if isinstance(medium, Image) else MediaKind.AUDIO):
+            for piece in pieces:
+                if piece == token:
+                    builder.add_control(token, count=count, loss=False)
+                else:
+                    builder.add([piece], loss=False)
 
     def _frame(self, frame: Frame) -> _Frame:
         return _Frame(head=self._pieces(frame.head), end=self._pieces(frame.end), tail=self._pieces(frame.tail), trim=frame.trim)

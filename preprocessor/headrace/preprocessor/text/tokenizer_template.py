@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
+from headrace.preprocessor.records.draft import MediaKind
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
 from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
@@ -29,6 +30,8 @@ from headrace.text_spec import TextSpec
 
 _NOTED = ("tool_calls", *THOUGHT_FIELDS)
 """Fields of a message that must not get lost: a template that asks for none of their names refuses the sample."""
+_CUT_TOKENS = 1 << 18
+"""Tokens that a conversation may at least have where it is cut: a template writes it whole first, which is bounded."""
 _QUESTION, _ANSWER = "headrace asks", "headrace answers"
 
 
@@ -52,10 +55,11 @@ class TokenizerTemplate(PromptTemplate):
         placeholders that it names.
         """
         self.encoder = encoder
-        self._max_tokens = spec.max_tokens
+        self._max_tokens, self._too_long = spec.max_tokens, spec.too_long
         self._named_tokens = folder.named_tokens
         variables = {**folder.named_tokens, **spec.chat_template_kwargs}
-        max_characters = spec.max_tokens * encoder.longest
+        most_tokens = spec.max_tokens if spec.too_long == "refuse" else max(spec.max_tokens, _CUT_TOKENS)
+        max_characters = most_tokens * encoder.longest
         self._template = JinjaTemplate(folder.template, variables, spec.today, max_characters)
         self._tool_template = JinjaTemplate(folder.tool_template, variables, spec.today, max_characters)
         self._control = _control_pattern(encoder)
@@ -64,7 +68,7 @@ class TokenizerTemplate(PromptTemplate):
         self._takes_strings, self._takes_parts = self._understood()
         self._placeholders = {
             kind: find_placeholder(kind, self._try_parts, encoder, named)
-            for kind, named in (("image", spec.image_token), ("audio", spec.audio_token))
+            for kind, named in ((MediaKind.IMAGE, spec.image_token), (MediaKind.AUDIO, spec.audio_token))
         }
         image, audio = (
             encoder.control[placeholder.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
@@ -83,7 +87,7 @@ class TokenizerTemplate(PromptTemplate):
         media = {kind: _Media(kind, placeholder) for kind, placeholder in self._placeholders.items()}
         for medium, count in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
             media[_kind(medium)].expect(count)
-        builder = SequenceBuilder(self.encoder, self._max_tokens)
+        builder = SequenceBuilder(self.encoder, self._max_tokens, self._too_long)
         if any(isinstance(segment, Text) and not segment.learnt for segment in sample.segments):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
@@ -131,9 +135,11 @@ class TokenizerTemplate(PromptTemplate):
 
     def _add_medium(self, builder: SequenceBuilder, media: _Media) -> None:
         placeholder, count = media.next()
-        builder.add(self._pieces(placeholder.before), loss=False)
-        builder.add_control(self.encoder.control[placeholder.token], count=count, loss=False)
-        builder.add(self._pieces(placeholder.behind), loss=False)
+        opening, closing = ({piece for piece in self._pieces(markup) if isinstance(piece, int)} for markup in media.around)
+        with builder.medium(media.kind, opening, closing):
+            builder.add(self._pieces(placeholder.before), loss=False)
+            builder.add_control(self.encoder.control[placeholder.token], count=count, loss=False)
+            builder.add(self._pieces(placeholder.behind), loss=False)
 
     def _rendered(self, sample: Sample) -> tuple[str, str, list[Span]]:
         """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and the spans
@@ -216,8 +222,8 @@ class TokenizerTemplate(PromptTemplate):
 class _Media:
     """The media of one kind in a sample: their placeholder, and the numbers of tokens of those that are still to come."""
 
-    def __init__(self, kind: str, placeholder: Placeholder | None) -> None:
-        self._kind = kind
+    def __init__(self, kind: MediaKind, placeholder: Placeholder | None) -> None:
+        self.kind = kind
         self._placeholder = placeholder
         self._counts: list[int] = []
         self._num_written = 0
@@ -229,7 +235,7 @@ class _Media:
         if self._placeholder is None:
             raise BadSampleError(
                 Reason.UNSUPPORTED_MEDIA,
-                f"the chat template has no known placeholder for a part of type {self._kind}; name it in text.{self._kind}_token",
+                f"the chat template has no known placeholder for a part of type {self.kind}; name it in text.{self.kind}_token",
             )
         self._counts.append(num_tokens)
 
@@ -248,7 +254,7 @@ class _Media:
         if self._num_written < len(self._counts):
             raise BadSampleError(
                 Reason.PLACEHOLDER_MISMATCH,
-                f"the chat template writes {self._num_written} placeholders for {len(self._counts)} parts of type {self._kind}",
+                f"the chat template writes {self._num_written} placeholders for {len(self._counts)} parts of type {self.kind}",
             )
 
 
@@ -279,8 +285,8 @@ def _part(segment: Text | Image | Audio) -> dict[str, str]:
     return {"type": "text", "text": segment.text} if isinstance(segment, Text) else {"type": _kind(segment)}
 
 
-def _kind(medium: Image | Audio) -> str:
-    return "image" if isinstance(medium, Image) else "audio"
+def _kind(medium: Image | Audio) -> MediaKind:
+    return MediaKind.IMAGE if isinstance(medium, Image) else MediaKind.AUDIO
 
 
 def _control_pattern(encoder: TextEncoder) -> re.Pattern[str]:
