@@ -50,3 +50,7 @@ class FilterSpec(SpecSection):
     sizes: Annotated[dict[Size, Bounds], Field(max_length=100)] = Field(default_factory=dict)
     """Conditions on the tokens of a sample, its tokens to learn, its images and its recordings. Samples that do not fulfil them
     are left out when they are probed, and their steps have fewer samples unless `on_bad` substitutes them."""
+
+
+EVERYTHING = FilterSpec()
+"""The filter that admits every sample."""

@@ -94,8 +94,8 @@ class AudioSpec(SpecSection):
             raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
         if self.too_long == "split" and self.most_frames * self.hop_samples < self.window_s * self.sample_rate + 1:
             raise ValueError(
-                f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer than "
-                f"window_s ({self.window_s:g}) and hop_s ({self.hop_s:g}): raise it"
+                f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer "
+                f"than window_s ({self.window_s:g}) and hop_s ({self.hop_s:g}): raise it"
             )
         return self
 

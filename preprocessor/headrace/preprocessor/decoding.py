@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headrace.filter_spec import FilterSpec
+from headrace.filter_spec import EVERYTHING, FilterSpec
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.records import filtering
 from headrace.preprocessor.records.record import Record
@@ -28,6 +28,8 @@ from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.source_spec import SourceSpec
 from headrace.spec import JobSpec
+
+_DURATION_SLACK_S = 0.5  # durations in manifests are rounded, and those of MP3 are often guessed
 
 MediaArrays = tuple[NDArray[np.uint8], NDArray[np.float16]]
 """Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""
@@ -64,13 +66,24 @@ class LoadedSample:
     """A sample in memory with its media files, none of them decoded yet."""
 
     sample: Sample
-    filter: FilterSpec = FilterSpec()
+    filter: FilterSpec = EVERYTHING
     """The filter of its source, which may leave it out for its sizes."""
 
     @property
     def images(self) -> tuple[bytes, ...]:
         """The image files, in the order of the sample."""
         return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Image))
+
+    def check_whole(self, recording_frames: Sequence[int], hop_s: float) -> None:
+        """Raise BadSampleError (schema_error) if a record means only a part of a recording of so many mel frames."""
+        said = [segment.said_seconds for segment in self.sample.segments if isinstance(segment, Audio)]
+        for seconds, frames in zip(said, recording_frames, strict=True):
+            if seconds is not None and frames * hop_s > seconds + _DURATION_SLACK_S:
+                raise BadSampleError(
+                    Reason.SCHEMA_ERROR,
+                    f"a duration of {seconds:g} s is said of a recording of {frames * hop_s:.1f} s, and parts of recordings are "
+                    "not read: cut it, or list 'duration' under the mapping's ignore where all of it is meant",
+                )
 
     @property
     def recordings(self) -> tuple[bytes, ...]:
@@ -158,6 +171,7 @@ class SampleProcessor:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
+        loaded.check_whole(frames, self._audio.hop_s)
         pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
         of_pieces = tuple(count for of_file in pieces for count in of_file)
         sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)

@@ -1,8 +1,8 @@
 """Recordings: header probe, decoding to mono, resampling, and log-mel features.
 
-It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, by content and
-not by name. With
-or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
+It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, and with PyAV
+M4A, AAC and WebM (`headrace.preprocessor.audio.container`), by content and not by name. With or without the fast codec of
+`headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
 a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import soundfile
@@ -35,6 +35,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.preprocessor.audio import flac, mp3, ogg
+from headrace.preprocessor.audio.container import ContainerFile, takes
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
@@ -58,6 +59,7 @@ _PHASES = 16  # phases of a resampling filter that share a matrix product
 _NEGLIGIBLE_TAP = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
 
 Waveform = NDArray[np.float32]
+File: TypeAlias = "soundfile.SoundFile | ContainerFile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[
             features = _log_mel(samples, spec)[: _mel_frames(header, spec)]
             return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
         mel, finite, begin = np.empty((_mel_frames(header, spec), spec.mel_bins), np.float16), True, 0
-        pieces = samples.split(spec.most_frames * spec.hop_samples)
+        pieces = torch.split(samples, spec.most_frames * spec.hop_samples)
         for piece, frames in zip(pieces, frames_of_pieces(len(mel), spec), strict=False):  # the last may be left out
             features = _log_mel(piece, spec)[:frames]
             mel[begin : begin + frames] = features.to(torch.float16).numpy()
@@ -134,7 +136,7 @@ def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[
         return mel, finite
 
 
-def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
+def _read(file: File, data: bytes, header: Header) -> Waveform:
     """Decode to mono in blocks, so that neither many channels nor a header that promises too much cost memory."""
     mono = np.empty(header.frames, np.float32)
     frames = 0
@@ -152,8 +154,11 @@ def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
     return mono
 
 
-def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
+def _decoded(file: File, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
     """Yield the decoded recording in blocks of shape (frames, channels)."""
+    if isinstance(file, ContainerFile):
+        yield from file.blocks()
+        return
     if file.format == "FLAC" and flac.suits(header.frames * header.channels):
         file.read(1)  # lets libsndfile check the metadata, with which the fast codec is lenient
         samples = flac.decode(data, header.frames, header.channels)
@@ -176,7 +181,7 @@ def _mono(block: NDArray[np.float32], out: Waveform) -> None:
         out /= np.float32(block.shape[1])
 
 
-def _open(data: bytes) -> soundfile.SoundFile:
+def _open(data: bytes) -> File:
     """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
@@ -189,6 +194,8 @@ def _open(data: bytes) -> soundfile.SoundFile:
     except soundfile.SoundFileError as err:
         for kind, (offset, magics) in _OTHER_KINDS.items():
             if data.startswith(magics, offset):
+                if takes(kind):
+                    return ContainerFile(data, kind)
                 raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
     if file.format not in _FORMATS:
@@ -197,7 +204,7 @@ def _open(data: bytes) -> soundfile.SoundFile:
     return file
 
 
-def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
+def _checked(file: File, spec: AudioSpec) -> Header:
     header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
     if header.frames == 0:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")

@@ -56,7 +56,9 @@ def _fulfils(path: str, value: Any, condition: FieldCondition) -> bool:
 
 def _is_within(number: float, bounds: Bounds) -> bool:
     """Return whether a number is within bounds, which one that is not a number (NaN) is not."""
-    return (bounds.min is None or number >= bounds.min) and (bounds.max is None or number <= bounds.max) and not math.isnan(number)
+    return (
+        (bounds.min is None or number >= bounds.min) and (bounds.max is None or number <= bounds.max) and not math.isnan(number)
+    )
 
 
 def _number(value: Any) -> float | None:

@@ -39,6 +39,8 @@ class Audio:
     """The bytes of an audio file."""
 
     data: bytes
+    said_seconds: float | None = None
+    """How long the record says that the recording is; None where it does not say, or does not say whether that is all of it."""
 
 
 Segment = Text | Image | Audio

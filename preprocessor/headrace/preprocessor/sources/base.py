@@ -36,7 +36,7 @@ class Shard(ABC):
     def read(self, row: int) -> Record:
         """Return the record at `row`. Raises BadSampleError where it is damaged, DatasetError where the file is gone."""
 
-    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:  # noqa: ARG002 - others need it
         """Yield the fields of each row, at least those that `paths` lead into (records.key_path); None for one that is damaged.
 
         Without `paths`, all fields.

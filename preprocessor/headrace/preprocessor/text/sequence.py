@@ -229,7 +229,9 @@ class SequenceBuilder:
         most = self._max_tokens * self._encoder.longest
         begin = max(0, len(words.text) - most) if self._too_long == "truncate_start" else 0
         end = begin + most
-        learnt = [(max(start, begin) - begin, min(stop, end) - begin) for start, stop in words.learnt if start < end and stop > begin]
+        learnt = [
+            (max(start, begin) - begin, min(stop, end) - begin) for start, stop in words.learnt if start < end and stop > begin
+        ]
         return _Words(text=words.text[begin:end], learnt=learnt, inner=words.inner)
 
 

@@ -101,7 +101,7 @@ class TokenizerTemplate(PromptTemplate):
             kind.check_all_there()
         return builder.finish(num_disarmed=count_disarmed(sample, self.encoder))
 
-    def _add_document(self, builder: SequenceBuilder, turn: Turn, media: Mapping[str, _Media]) -> None:
+    def _add_document(self, builder: SequenceBuilder, turn: Turn, media: Mapping[MediaKind, _Media]) -> None:
         """Add a caption or document: no template knows these, so it is its text between the tokens of beginning and end."""
         begin, end = (self._named_tokens.get(name, "") for name in ("bos_token", "eos_token"))
         if end not in self.encoder.control:
@@ -118,7 +118,7 @@ class TokenizerTemplate(PromptTemplate):
                 builder.add(self._pieces(tail), loss=False)
         builder.add_control(self.encoder.control[end], loss=turn.loss)
 
-    def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[str, _Media]) -> None:
+    def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[MediaKind, _Media]) -> None:
         text, worn, spans = self._rendered(sample)
         written = {kind.written: kind for kind in media.values()}
         place = 0

@@ -49,7 +49,7 @@ class GlobalBatches:
         self._manifest = manifest
         self.changes = changes
         """Changes of the mixture; whoever sets them must call `set_up_order` next."""
-        self._known_shares: Callable[[int], NDArray[np.float64] | None] = lambda place: None
+        self._known_shares: Callable[[int], NDArray[np.float64] | None] = lambda _: None
         self._contents = functools.lru_cache(maxsize=4)(lambda step, _: content_of(self.refs(step)))
 
     def set_up_order(self) -> None:
@@ -124,7 +124,7 @@ class GlobalBatches:
     def shares(self, step: int) -> list[float]:
         """Return each source's share of the samples at a step, in the order of the spec; all 0 before any count."""
         if (known := self._known_shares(step * self._spec.global_batch)) is not None:
-            return known.tolist()
+            return [float(share) for share in known]
         changed = [weights for first, weights in self.changes if first <= step]
         given = [source.weight for source in self._spec.sources if source.weight is not None]  # of all sources or of none
         weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()

@@ -208,7 +208,9 @@ class GlobalOrder:
         given = self._mixture.given(stop)
         further = epochs is not None and not self.reaches(stop, epochs)
         positions = [
-            order.num_samples if further else max(0, int(n) - (most is None))  # whether the source ends at `stop` changes what follows
+            order.num_samples
+            if further
+            else max(0, int(n) - (most is None))  # whether the source ends at `stop` changes what follows
             for order, n, most in zip(self._orders, given, self._max_epochs, strict=True)
         ]
         return [
@@ -234,7 +236,9 @@ class GlobalOrder:
         for, and one that may not give its samples as often only until it has given its last. Every shard must be counted.
         """
         assert self._mixture is not None
-        last = [self._mixture.place(s, self._epochs_of(s, epochs) * order.num_samples - 1) for s, order in enumerate(self._orders)]
+        last = [
+            self._mixture.place(s, self._epochs_of(s, epochs) * order.num_samples - 1) for s, order in enumerate(self._orders)
+        ]
         return 1 + max(place for place in last if place is not None)
 
     def shares(self, place: int) -> npt.NDArray[np.float64] | None:
@@ -250,7 +254,9 @@ class GlobalOrder:
 
         Places told before stay as they are, since `to_count` has looked further than them for sources that end.
         """
-        most = {s: n * order.num_samples for s, order in enumerate(self._orders) if (n := self._max_epochs[s]) and order.is_counted}
+        most = {
+            s: n * order.num_samples for s, order in enumerate(self._orders) if (n := self._max_epochs[s]) and order.is_counted
+        }
         if self._mixture is None or most != self._most:
             weights = self._weights or ([order.num_samples for order in self._orders] if self.is_counted else None)
             if weights is not None:

@@ -99,7 +99,7 @@ class Mixture:
         return span.given + _counts(span.shares, place - span.first)
 
     def shares(self, place: int) -> npt.NDArray[np.float64]:
-        """Return the share of each source in the samples from a place on: (number of sources,). All are 0 behind the last place."""
+        """Return the share of each source in the samples from a place on: (number of sources,); all 0 behind the last place."""
         return self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1].shares
 
     def is_endless(self, source: int) -> bool:
