@@ -128,7 +128,7 @@ class ContainerFile:
         codec = stream.codec_context.name
         is_exact = stream.time_base == Fraction(1, self.samplerate)
         if codec == "vorbis" or (codec == "alac" and not is_exact):
-            return sum(frame.samples for frame in container.decode(stream))
+            return sum(int(frame.samples) for frame in container.decode(stream))
         total, skip = 0, _opus_pre_skip(stream) if codec == "opus" else 0
         for packet in container.demux(stream):
             if packet.size == 0:
@@ -187,5 +187,5 @@ def _samples(frame: Any) -> NDArray[np.float32]:
     scale = _FULL_SCALE.get(name.removesuffix("p"))
     if scale is None:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"samples of the type {name} are not taken")
-    floats = values.astype(np.float32)
+    floats: NDArray[np.float32] = values.astype(np.float32)
     return (floats if scale == 1.0 else floats / np.float32(scale)).T
