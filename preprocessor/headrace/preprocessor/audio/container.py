@@ -151,7 +151,7 @@ class ContainerFile:
             ((packet.pts + (packet.duration or 0)) for packet in container.demux(stream) if packet.pts is not None), default=0
         )
         unit = stream.time_base * self.samplerate
-        ends = [self._decodable, math.ceil((end - self._begin) * unit)]
+        ends: list[int] = [self._decodable, math.ceil((end - self._begin) * unit)]
         if stream.duration is not None:
             of_edits = (stream.duration - self._begin) * unit
             ends += [int(of_edits)] if of_edits < min(ends) - _MOST_ROUNDING * self.samplerate else []
