@@ -154,6 +154,7 @@ class Run:
             life = self._life(node)
             with contextlib.suppress(OSError, KeyError):  # it has gone meanwhile, or is about to
                 trained.footprints[node].append(replace(Footprint.of(life.pid), memory_kib=event["memory_kib"]))
+                trained.abandoned[node].append(event["abandoned"])
         elif "struck" in event:
             fault = self._case.faults[event["struck"]]
             trained.struck.add(event["struck"])

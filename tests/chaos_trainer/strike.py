@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -208,7 +209,10 @@ def install(strikes: Strikes) -> None:
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
         strikes.prepares(layout, mesh)
         phases = run(self, layout, mesh)
-        strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases, memory_kib=memory.in_use_kib())
+        waits = sum(thread.name == "wait" for thread in threading.enumerate())
+        abandoned = waits - (mesh._waiter is not None)
+        footprint = {"memory_kib": memory.in_use_kib(), "abandoned": abandoned}
+        strikes.tell(prepared=layout.generation, step=self.next_step, phases=phases, **footprint)
         return phases
 
     def rescue(run: Any, self: Training, mesh: Mesh, generation: int) -> str:

@@ -23,6 +23,9 @@ STEPS_WITHIN = 8
 WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
 ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
 """The memory: of buffers for the largest microbatch so far, which keeps its size."""
+HELD = {"memory_kib": 4 << 10, "num_fds": 12, "num_threads": 8}
+"""What a wait keeps that was given up in the middle of a message, until gloo's timeout: the message, and the connections and
+threads of its generation (`headrace.trainer.recovery.cancellable_wait`)."""
 STOOD_STILL_S = 15.0
 """Whoever needs so long has waited for somebody who was gone: that ends after `headrace.trainer.recovery.mesh.MEET_TIMEOUT`."""
 
@@ -44,6 +47,8 @@ class Trained:
     """By node and step: how often it has begun to take each sample forth and back."""
     footprints: defaultdict[str, list[Footprint]] = field(default_factory=lambda: defaultdict(list))
     """Of each node, in every generation that it lived through; of its memory what is in use."""
+    abandoned: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Of each node, in the same generations: waits that it has given up and that have not ended yet."""
     struck: set[int] = field(default_factory=set)
     """Numbers of the faults that came."""
     recovery_s: list[float] = field(default_factory=list)
@@ -87,18 +92,20 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
     if found.num_replays > allowed_replays:
         wrong.append(f"{found.num_replays} steps were begun again, {allowed_replays} may be")
     wrong += [f"nobody applied a step for {pause_s:.0f} s" for pause_s in found.recovery_s if pause_s > STOOD_STILL_S]
-    wrong += [f"{node} grew: {words}" for node, lived in found.footprints.items() if (words := _growth(lived))]
+    wrong += [f"{node} grew: {words}" for node in found.footprints if (words := _growth(found, node))]
     return wrong
 
 
-def _growth(lived: Sequence[Footprint]) -> str:
+def _growth(found: Trained, node: str) -> str:
     """Of a node that has lived long enough to tell. The least of some generations: in others the one before is not gone yet."""
+    lived = found.footprints[node]
     if len(lived) < 3 * WARM_GENERATIONS:
         return ""
+    num_abandoned = min(found.abandoned[node][-WARM_GENERATIONS:], default=0)
     for name, allowed in ALLOWED.items():
         values = [getattr(footprint, name) for footprint in lived]
         before, after = min(values[WARM_GENERATIONS : 2 * WARM_GENERATIONS]), min(values[-WARM_GENERATIONS:])
-        if after > before + allowed:
+        if after > before + allowed + num_abandoned * HELD[name]:
             return f"{name} from {before} to {after} in {len(lived) - 2 * WARM_GENERATIONS} generations"
     return ""
 

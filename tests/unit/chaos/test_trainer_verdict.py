@@ -54,6 +54,14 @@ def test_a_generation_that_is_not_gone_yet_is_no_growth() -> None:
     assert judge(trained(), found, 0) == []
 
 
+def test_a_wait_that_was_given_up_keeps_its_generation_for_a_while() -> None:
+    found = trained()
+    found.footprints["n0"] = [Footprint(memory_kib=1 << 18, num_fds=60 + 9 * (n > 10), num_threads=40) for n in range(20)]
+    assert judge(trained(), found, 0) == ["n0 grew: num_fds from 60 to 69 in 12 generations"]
+    found.abandoned["n0"] = [int(n > 10) for n in range(20)]
+    assert judge(trained(), found, 0) == []
+
+
 def test_only_a_node_that_the_others_miss_costs_a_step() -> None:
     where = Where(unit="llm", stage=-1)
     stop = {"place": Place.VOTE, "where": where, "kind": Kind.STOP}
