@@ -110,15 +110,15 @@ class GlobalBatches:
         if sorted(weights) != sorted(names):
             raise UserError(f"weights must name every source once: {', '.join(names)}; got {', '.join(weights) or 'none'}")
         changes = (*(change for change in self.changes if change[0] < step), (step, tuple(weights[name] for name in names)))
+        try:
+            Mixture([1.0] * len(names), changes)
+        except ValueError as err:
+            raise UserError(str(err)) from err
         endless = [source.name for source in self._spec.sources if source.max_epochs is None]
         if endless and not any(weights[name] for name in endless):
             raise UserError(
                 f"weights leave only sources that end by their max_epochs: give one of {', '.join(endless)} a weight above 0"
             )
-        try:
-            Mixture([1.0] * len(names), changes)
-        except ValueError as err:
-            raise UserError(str(err)) from err
         return changes
 
     def shares(self, step: int) -> list[float]:
