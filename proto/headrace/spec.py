@@ -136,6 +136,9 @@ class JobSpec(SpecSection):
     """Pad each pack at its end to exactly `pack_tokens`, so that sequences have one shape. Padding changes neither loss nor
     gradients, and costs the LLM the memory and the time of full packs, with which packs are planned then. The option is called so
     in NeMo and Megatron-Bridge."""
+    mrope: bool = False
+    """Give trainers position ids in time, height and width too (`PackedMicrobatch.mrope_position_ids`), as Qwen2-VL, 2.5-VL and
+    3-VL take them."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Most global batches that are planned ahead of the last committed one."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None
