@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,12 +29,25 @@ STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "a
 
 
 class ImageSpec(SpecSection):
-    """How images are resized and cut into a patch grid, by Qwen2-VL's rule: sides are multiples of patch * merge, and the aspect
-    ratio is kept."""
+    """How images are resized and cut into a patch grid. Sides in patches are multiples of merge."""
 
     patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
     merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
+    fit: Literal["area", "longest_side", "square", "tiles", "split"] = "area"
+    """What size an image gets. area: one of min_pixels to max_pixels with nearly its own aspect ratio, as in Qwen2-VL.
+    longest_side: its own, with sides of at most `longest_side`, as in Pixtral. square: `side` x `side`, as in Gemma 3. tiles: at
+    most `max_tiles` tiles of `side` x `side`, and then the whole image as one more, as in InternVL. split: the longer side
+    becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. To an encoder each
+    tile is an image."""
+    side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 448
+    """Sides in pixels of a square or of a tile."""
+    longest_side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 1024
+    max_tiles: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 12
+    """Most tiles of an image, without the whole image behind them; for `fit: tiles`."""
+    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
+    """Filter that images are resized with, as Pillow has it."""
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
+    """Bounds of an image's area once it is resized; for `fit: area`."""
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
     """Images with more pixels than this are refused as too_large, from their header."""
@@ -55,6 +68,17 @@ class ImageSpec(SpecSection):
     def _bounds(self) -> Self:
         if self.max_pixels < max(self.min_pixels, (self.patch * self.merge) ** 2):
             raise ValueError(f"max_pixels ({self.max_pixels}) is below min_pixels or below one merged patch")
+        return self
+
+    @model_validator(mode="after")
+    def _tiles_are_whole_tokens(self) -> Self:
+        patches = self.side // self.patch
+        if self.fit in ("square", "tiles", "split") and (patches == 0 or patches % self.merge):
+            raise ValueError(
+                f"side ({self.side}) has {patches} patches of {self.patch} pixels, which is no multiple of merge ({self.merge})"
+            )
+        if self.fit == "tiles" and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
+            raise ValueError(f"{self.max_tiles} tiles of side {self.side} have more than {limits.MAX_PIXELS} pixels: lower one")
         return self
 
 

@@ -98,7 +98,7 @@ class Sizes:
 
     sequence: TokenSequence
     grids: tuple[image.Grid, ...]
-    """Patch grid of each image."""
+    """Patch grid of each image; its tiles are images of their own in the payload."""
     mel_frames: tuple[int, ...]
     """Number of mel frames of each recording."""
 
@@ -184,7 +184,9 @@ class SampleProcessor:
             input_ids=sizes.sequence.input_ids,
             labels=sizes.sequence.labels,
             patches=patches,
-            image_grids=np.array([(1, grid.height, grid.width) for grid in sizes.grids], np.int32).reshape(-1, 3),
+            image_grids=np.array(
+                [(1, grid.height, grid.width) for grid in sizes.grids for _ in range(grid.tiles)], np.int32
+            ).reshape(-1, 3),
             mel=mel,
             mel_frames=np.array(sizes.mel_frames, np.int32),
         )
@@ -229,7 +231,7 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         name=name,
         num_tokens=len(sizes.sequence.input_ids),
         num_targets=sizes.sequence.num_targets,
-        image_patches=tuple(grid.patches for grid in sizes.grids),
+        image_patches=tuple(grid.height * grid.width for grid in sizes.grids for _ in range(grid.tiles)),
         mel_frames=sizes.mel_frames,
     )
 

@@ -124,7 +124,7 @@ class _Dissection:
         """Return the patches or mel frames of a medium and its number of tokens, from its header. Raises BadSampleError."""
         if isinstance(medium, Image):
             grid = image.probe(medium.data, self._spec.image)
-            return {"patches": [grid.height, grid.width], "tokens": grid.tokens(self._spec.image.merge)}
+            return {"patches": [grid.height, grid.width], "tiles": grid.tiles, "tokens": grid.tokens(self._spec.image.merge)}
         frames = audio.probe(medium.data, self._spec.audio)
         return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
 

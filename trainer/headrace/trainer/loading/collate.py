@@ -56,7 +56,7 @@ class PackedMicrobatch:
     patches: Tensor
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
-    """(I, 3) int32: size (t, h, w) of each image in patches."""
+    """(I, 3) int32: size (t, h, w) of each image, or of each tile of one that is cut, in patches."""
     image_cu_seqlens: Tensor
     """(I + 1,) int32: image i has the patches image_cu_seqlens[i]:image_cu_seqlens[i + 1]."""
     mel: Tensor
