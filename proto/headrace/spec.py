@@ -91,6 +91,12 @@ class AudioSpec(SpecSection):
     window_s: Annotated[float, Field(gt=0, le=limits.MAX_WINDOW_S)] = 0.025
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames per LLM token: 8 for a convolution of stride 2 and a projector that joins 4."""
+    last_frame: Literal["drop", "pad"] = "drop"
+    """What becomes of the last mel frame if the recording ends in it: with `pad` it is there, and silence behind the recording,
+    as in the Whisper feature extractor of `transformers`."""
+    last_token: Literal["pad", "drop"] = "pad"
+    """What becomes of the last outputs of an encoder of stride 2 if they are fewer than a token takes: with `drop` they are left
+    out, as by the pooling of Qwen2-Audio and Qwen2.5-Omni."""
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
     """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
     for Whisper's, with which the trainer refuses jobs that allow more."""
@@ -107,12 +113,25 @@ class AudioSpec(SpecSection):
     @property
     def most_frames(self) -> int:
         """Mel frames of the longest recording that is not refused, one of `max_seconds`."""
-        return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
+        return self.num_frames(math.ceil(self.max_seconds * self.sample_rate))
+
+    def num_frames(self, num_samples: int) -> int:
+        """Return the number of mel frames of a recording of so many samples at `sample_rate`."""
+        padded = num_samples + (self.hop_samples - 1 if self.last_frame == "pad" else 0)
+        return padded // self.hop_samples
+
+    def num_tokens(self, mel_frames: int) -> int:
+        """Return the number of LLM tokens that a recording of so many mel frames becomes."""
+        if self.last_token == "pad":
+            return -(-mel_frames // self.frames_per_token)
+        return (mel_frames + 1) // 2 // (self.frames_per_token // 2)
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.min_seconds > self.max_seconds:
             raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+        if self.last_token == "drop" and self.frames_per_token % 2:
+            raise ValueError(f"frames_per_token ({self.frames_per_token}) is odd, and last_token drop is for a stride of 2")
         return self
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from them, so the two agree, and media are decoded straight into their place in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
+from headrace.preprocessor.text.media_markup import MediumTokens, TokenGrid
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -217,8 +218,8 @@ class SampleProcessor:
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
-        image_tokens = (grid.tokens(self._image.merge) for grid in grids)
-        audio_tokens = (audio.num_tokens(count, self._audio) for count in frames)
+        image_tokens: Iterator[MediumTokens] = (_token_grid(grid, self._image.merge) for grid in grids)
+        audio_tokens: Iterator[MediumTokens] = map(self._audio.num_tokens, frames)
         order = [segment for segment in sample.segments if isinstance(segment, Image | Audio)]
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
@@ -233,6 +234,13 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         num_targets=sizes.sequence.num_targets,
         image_patches=tuple(grid.height * grid.width for grid in sizes.grids for _ in range(grid.tiles)),
         mel_frames=sizes.mel_frames,
+    )
+
+
+def _token_grid(grid: image.Grid, merge: int) -> TokenGrid:
+    """Return how the tokens of an image with this patch grid are arranged."""
+    return TokenGrid(
+        height=grid.height // merge, width=grid.width // merge, rows=grid.rows, columns=grid.columns, whole=grid.whole
     )
 
 

@@ -126,7 +126,7 @@ class _Dissection:
             grid = image.probe(medium.data, self._spec.image)
             return {"patches": [grid.height, grid.width], "tiles": grid.tiles, "tokens": grid.tokens(self._spec.image.merge)}
         frames = audio.probe(medium.data, self._spec.audio)
-        return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
+        return {"mel_frames": frames, "tokens": self._spec.audio.num_tokens(frames)}
 
     def _decode(self, medium: Image | Audio) -> str:
         """Decode a medium and return the shape and dtype of the array as text. Raises BadSampleError."""

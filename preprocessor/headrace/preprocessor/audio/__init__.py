@@ -5,13 +5,13 @@ not by name. With
 or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
-a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
-must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
-window is empty_media.
+a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames, or one more
+with `AudioSpec.last_frame`. Decoding must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A
+recording shorter than one analysis window is empty_media.
 
 Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
-frame is dropped.
+frame is dropped, or has silence behind the recording (`AudioSpec.last_frame`).
 
 Spectra are floating-point sums, so the last bit of a feature may differ between kinds of processors.
 
@@ -22,6 +22,7 @@ call `torch.set_num_threads(1)` at its start.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -91,11 +92,6 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     return mel
 
 
-def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
-    """Return the number of LLM tokens that a recording of `mel_frames` mel frames becomes."""
-    return -(-mel_frames // spec.frames_per_token)
-
-
 def read_header(data: bytes, spec: AudioSpec) -> Header:
     """Read the header of a recording and check all limits. Raises BadSampleError with the reasons of `probe`."""
     with _open(data) as file:
@@ -114,7 +110,10 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
     """Return log-mel features, and whether all of them were finite before the conversion to float16."""
     with torch.inference_mode():
-        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
+        samples = _resample(torch.from_numpy(mono), header, spec)
+        if silence := _silence(len(samples), spec):
+            samples = torch.nn.functional.pad(samples, (0, silence))
+        features = _log_mel(samples, spec)[: _mel_frames(header, spec)]
         return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
 
 
@@ -216,8 +215,10 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     """
     channels = header.frames * header.channels
     reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
-    samples, window = _num_samples(header, spec), _window(spec)
+    window = _window(spec)
+    samples = _num_samples(header, spec)
     resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
+    samples += _silence(samples, spec)
     frames, bins = samples // spec.hop_samples, window // 2 + 1
     spectra = 12 * samples + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
     return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
@@ -232,7 +233,13 @@ def _num_samples(header: Header, spec: AudioSpec) -> int:
 
 
 def _mel_frames(header: Header, spec: AudioSpec) -> int:
-    return _num_samples(header, spec) // spec.hop_samples
+    return spec.num_frames(_num_samples(header, spec))
+
+
+def _silence(num_samples: int, spec: AudioSpec) -> int:
+    """Return how many zeros go behind a recording for its last mel frame, up to the longest recording that there may be."""
+    room = math.ceil(spec.max_seconds * spec.sample_rate) - num_samples
+    return max(0, min(_window(spec), room)) if spec.last_frame == "pad" else 0
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.manifest import Vocabulary
 from headrace.preprocessor.records.record_to_sample import Sample, Text
 from headrace.preprocessor.text import TextEncoder
+from headrace.preprocessor.text.media_markup import MediumTokens
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
 
@@ -47,8 +48,8 @@ class PromptTemplate(ABC):
     """Size of the vocabulary and ids of the placeholders; NO_TOKEN for a kind of media that the template takes none of."""
 
     @abstractmethod
-    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
-        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
+    def render(self, sample: Sample, media_tokens: Sequence[MediumTokens]) -> TokenSequence:
+        """Render a sample to token ids and labels; `media_tokens` are the tokens of each medium, in order.
 
         Raises BadSampleError.
         """

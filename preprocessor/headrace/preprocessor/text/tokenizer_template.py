@@ -21,6 +21,7 @@ from headrace.preprocessor.text import TextEncoder, load_encoder
 from headrace.preprocessor.text.disguise import Disguises
 from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, Steps, TodayUnknownError
 from headrace.preprocessor.text.learnt_spans import Span, common_spans, derived_spans
+from headrace.preprocessor.text.media_markup import Markup, MediumTokens
 from headrace.preprocessor.text.placeholders import TOKENS, Placeholder, find_placeholder
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, SequenceBuilder, TokenSequence, count_disarmed
 from headrace.preprocessor.text.tokenizer_folder import TokenizerFolder, read_folder
@@ -67,22 +68,22 @@ class TokenizerTemplate(PromptTemplate):
             for kind, named in (("image", spec.image_token), ("audio", spec.audio_token))
         }
         image, audio = (
-            encoder.control[placeholder.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
+            encoder.control[placeholder.markup.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
         )
         self.vocabulary = Vocabulary(size=encoder.vocab_size, image_token=image, audio_token=audio)
         begin = folder.named_tokens.get("bos_token", "")
         self._begins_with_bos = begin in encoder.control and (self._try(_QUESTION) or "").startswith(begin)
 
-    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
-        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
+    def render(self, sample: Sample, media_tokens: Sequence[MediumTokens]) -> TokenSequence:
+        """Render a sample to token ids and labels; `media_tokens` are the tokens of each medium, in order.
 
         Raises BadSampleError with too_long, encoding_error, unsupported_media (a medium for which the template has no known
         placeholder), placeholder_mismatch (the template leaves some out) or schema_error (the template refuses the conversation,
         has no place for what is in it, or does not tell what is learnt).
         """
         media = {kind: _Media(kind, placeholder) for kind, placeholder in self._placeholders.items()}
-        for medium, count in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
-            media[_kind(medium)].expect(count)
+        for medium, tokens in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
+            media[_kind(medium)].expect(tokens)
         builder = SequenceBuilder(self.encoder, self._max_tokens)
         if any(isinstance(segment, Text) and not segment.learnt for segment in sample.segments):
             raise BadSampleError(
@@ -130,10 +131,12 @@ class TokenizerTemplate(PromptTemplate):
         _add_words(builder, text, (place, len(text)), spans)
 
     def _add_medium(self, builder: SequenceBuilder, media: _Media) -> None:
-        placeholder, count = media.next()
-        builder.add(self._pieces(placeholder.before), loss=False)
-        builder.add_control(self.encoder.control[placeholder.token], count=count, loss=False)
-        builder.add(self._pieces(placeholder.behind), loss=False)
+        markup, tokens = media.next()
+        for piece in markup.pieces(tokens):
+            if isinstance(piece, int):
+                builder.add_control(self.encoder.control[markup.token], count=piece, loss=False)
+            else:
+                builder.add(self._pieces(piece), loss=False)
 
     def _rendered(self, sample: Sample) -> tuple[str, str, list[Span]]:
         """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and the spans
@@ -214,41 +217,41 @@ class TokenizerTemplate(PromptTemplate):
 
 
 class _Media:
-    """The media of one kind in a sample: their placeholder, and the numbers of tokens of those that are still to come."""
+    """The media of one kind in a sample: their placeholder, and the tokens of those that are still to come."""
 
     def __init__(self, kind: str, placeholder: Placeholder | None) -> None:
         self._kind = kind
         self._placeholder = placeholder
-        self._counts: list[int] = []
+        self._tokens: list[MediumTokens] = []
         self._num_written = 0
         self.written = placeholder.written if placeholder else ""
         self.around = (placeholder.head, placeholder.tail) if placeholder else ("", "")
 
-    def expect(self, num_tokens: int) -> None:
-        """Say that one more medium has so many tokens. Raises BadSampleError (unsupported_media) if none has a placeholder."""
+    def expect(self, tokens: MediumTokens) -> None:
+        """Say that one more medium has these tokens. Raises BadSampleError (unsupported_media) if none has a placeholder."""
         if self._placeholder is None:
             raise BadSampleError(
                 Reason.UNSUPPORTED_MEDIA,
                 f"the chat template has no known placeholder for a part of type {self._kind}; name it in text.{self._kind}_token",
             )
-        self._counts.append(num_tokens)
+        self._tokens.append(tokens)
 
-    def next(self) -> tuple[Placeholder, int]:
-        """Return placeholder and number of tokens of the next medium. Raises BadSampleError if there is none any more."""
-        if self._placeholder is None or self._num_written == len(self._counts):
+    def next(self) -> tuple[Markup, MediumTokens]:
+        """Return markup and tokens of the next medium. Raises BadSampleError if there is none any more."""
+        if self._placeholder is None or self._num_written == len(self._tokens):
             raise BadSampleError(
                 Reason.PLACEHOLDER_MISMATCH,
-                f"the chat template writes more than {len(self._counts)} placeholders: {self.written}",
+                f"the chat template writes more than {len(self._tokens)} placeholders: {self.written}",
             )
         self._num_written += 1
-        return self._placeholder, self._counts[self._num_written - 1]
+        return self._placeholder.markup, self._tokens[self._num_written - 1]
 
     def check_all_there(self) -> None:
         """Raise BadSampleError (placeholder_mismatch) if the template has left out a medium."""
-        if self._num_written < len(self._counts):
+        if self._num_written < len(self._tokens):
             raise BadSampleError(
                 Reason.PLACEHOLDER_MISMATCH,
-                f"the chat template writes {self._num_written} placeholders for {len(self._counts)} parts of type {self._kind}",
+                f"the chat template writes {self._num_written} placeholders for {len(self._tokens)} parts of type {self._kind}",
             )
 
 
