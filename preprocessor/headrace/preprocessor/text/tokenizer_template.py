@@ -191,14 +191,16 @@ class TokenizerTemplate(PromptTemplate):
 
     def _try(self, content: Any) -> str | None:
         """Return how the template renders a question and its answer; None if it refuses them. Raises SpecError."""
-        answer = [{"type": "text", "text": _ANSWER}] if isinstance(content, list) else _ANSWER
-        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
-        try:
-            return self._template.render(messages, None, Steps()).text
-        except TodayUnknownError as err:
-            raise SpecError(err.detail) from err
-        except BadSampleError:
-            return None
+        answers = [[{"type": "text", "text": _ANSWER}], _ANSWER] if isinstance(content, list) else [_ANSWER]
+        for answer in answers:  # some take parts from a user, and a text from the assistant
+            messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+            try:
+                return self._template.render(messages, None, Steps()).text
+            except TodayUnknownError as err:
+                raise SpecError(err.detail) from err
+            except BadSampleError:
+                continue
+        return None
 
     def _widened(self, text: str, match: re.Match[str], place: int) -> Span:
         """Return the characters that a control token takes, some of which swallow the white space beside them."""

@@ -1,4 +1,5 @@
-"""The named templates of newer models: the tokens that the models' processors in `transformers` give, placeholders included.
+"""Templates of models with tiles, rows and recordings: the tokens that their processors in `transformers` give, by name and from
+the chat template beside the tokenizer.
 
 The processors get images and recordings of random sizes, and say themselves how many tokens those have.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.templates import TEMPLATES
-from headrace.spec import JobSpec, parse_spec
+from headrace.spec import parse_spec
 from tests.unit.preprocessor.image.test_fit import encoded
 from tests.unit.preprocessor.text.random_chats import Abilities, Chat, Chats
 
@@ -50,7 +52,7 @@ class Model:
     """Names that the tokenizer has for its tokens."""
     bos: str | None = None
     eos: str = "<|im_end|>"
-    largest: int = 900
+    largest: int = 600
     """Longest side of the images, in pixels."""
     parts_only: bool = False
     strings_from: str = ""
@@ -110,9 +112,7 @@ def pixtral(tokenizer: Any, template: str) -> Any:
     with pytest.MonkeyPatch.context() as patch:  # its twin, of which one function is imported, needs torchvision
         patch.setitem(sys.modules, "transformers.models.pixtral.image_processing_pixtral", by_pillow)
         from transformers.models.pixtral.processing_pixtral import PixtralProcessor
-    return PixtralProcessor(
-        image_processor=by_pillow.PixtralImageProcessorPil(), tokenizer=tokenizer, chat_template=template
-    )
+    return PixtralProcessor(image_processor=by_pillow.PixtralImageProcessorPil(), tokenizer=tokenizer, chat_template=template)
 
 
 def smolvlm(tokenizer: Any, template: str) -> Any:
@@ -178,7 +178,7 @@ MODELS = {
         job={"image": {"fit": "longest_side", "longest_side": 1024, "patch": 16, "merge": 1}},
         bos="<s>",
         eos="</s>",
-        largest=1500,
+        largest=1300,
         strings_from="assistant",
     ),
     "smolvlm": Model(
@@ -203,13 +203,21 @@ class Compared:
 
     def __init__(self, name: str, folder: Path) -> None:
         self.model = MODELS[name]
+        folder = folder / name
+        folder.mkdir()
         tokenizer = Tokenizer.from_file(str(BUNDLED))
         tokenizer.add_special_tokens(list(TEMPLATES[name].control))
-        tokenizer.save(str(folder / f"{name}.json"))
+        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": self.model.bos, "eos_token": self.model.eos}))
+        (folder / "chat_template.jinja").write_text(self.model.chat_template(), encoding="utf-8")
         job = {"name": "j", "sources": [{"path": "/x"}], **self.model.job}
-        text = {"template": name, "tokenizer": str(folder / f"{name}.json")}
-        self.spec: JobSpec = parse_spec(job | {"text": text})
-        self.ours = SampleProcessor(self.spec)
+        self.source = parse_spec(job).sources[0]
+        self.ours = {
+            template: SampleProcessor(
+                parse_spec(job | {"text": {"template": template, "tokenizer": str(folder / "tokenizer.json")}})
+            )
+            for template in (name, "chat_template")
+        }
         options = {"bos_token": self.model.bos} if self.model.bos else {}
         fast = transformers.PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, eos_token=self.model.eos, extra_special_tokens=self.model.named, **options
@@ -219,18 +227,20 @@ class Compared:
     def expected(self, chat: Chat, media: list[Any]) -> list[int]:
         messages, template = [self._message(message) for message in chat.messages], self.model.chat_template()
         text = self.theirs.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        kinds = {"images": media} if self.model.abilities.images else {"audio": media, "sampling_rate": 16_000}
-        (ids,) = self.theirs(text=[text], add_special_tokens=False, **(kinds if media else {}))["input_ids"]
+        images = {"images": media, "images_kwargs": {"do_rescale": False, "do_normalize": False}}
+        kind = images if self.model.abilities.images else {"audio": media, "sampling_rate": 16_000}
+        (ids,) = self.theirs(text=[text], add_special_tokens=False, **(kind if media else {}))["input_ids"]
         return [int(token) for token in ids]
 
-    def rendered(self, chat: Chat, media: list[Any]) -> list[int]:
+    def rendered(self, template: str, chat: Chat, media: list[Any]) -> list[int]:
         kind = "images" if self.model.abilities.images else "audios"
         files = {str(place): _file(medium) for place, medium in enumerate(media)}
         record = Record(key="k", fields={"messages": chat.messages, kind: list(files)}, load=files.__getitem__)
         special = tuple(token for template in TEMPLATES.values() for token in template.control)  # text, here
         mapping = MappingSpec(image_placeholder="[image]", audio_placeholder="[audio]", ignore=special)
-        sample = self.ours.load(record, self.spec.sources[0].model_copy(update={"mapping": mapping}))
-        return self.ours.size(sample).sequence.input_ids.tolist()
+        ours = self.ours[template]
+        sample = ours.load(record, self.source.model_copy(update={"mapping": mapping}))
+        return ours.size(sample).sequence.input_ids.tolist()
 
     def media_of(self, chat: Chat, random: Random) -> list[Any]:
         """One image or recording of a random size for each that the chat has."""
@@ -257,7 +267,9 @@ def check_tokens(pair: Compared, number: int) -> None:
     for _ in range(number):
         chat = chats.draw()
         media = pair.media_of(chat, random)
-        assert pair.rendered(chat, media) == pair.expected(chat, media), chat
+        expected = pair.expected(chat, media)
+        for template in pair.ours:
+            assert pair.rendered(template, chat, media) == expected, (template, chat)
 
 
 @EVERY
