@@ -90,9 +90,26 @@ class _Introduction(
     intercept_unary_unary = intercept_unary_stream = intercept_stream_unary = intercept_stream_stream = _introduced
 
 
+class _Unregistered:
+    """A blocking channel that registers no methods with gRPC.
+
+    An intercepted channel registers a method at its first call. If it was closed before, by another thread, gRPC 1.85 ends the
+    process with a segmentation fault; without registration it raises ValueError.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._channel, name)
+        if name not in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
+            return found
+        return lambda method, serializer, deserializer, _: found(method, serializer, deserializer)
+
+
 def with_call_metadata(channel: grpc.Channel, token: str) -> grpc.Channel:
     """Wrap a blocking channel so that every call carries the protocol version and, unless it is empty, the token."""
-    return grpc.intercept_channel(channel, _Introduction(token))
+    return grpc.intercept_channel(_Unregistered(channel), _Introduction(token))
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]

@@ -24,8 +24,8 @@ WARM_GENERATIONS = 4  # after which a node has loaded and cached what it needs
 ALLOWED = {"memory_kib": 20 << 10, "num_fds": 8, "num_threads": 4}
 """The memory: of buffers for the largest microbatch so far, which keeps its size."""
 HELD = {"memory_kib": 4 << 10, "num_fds": 12, "num_threads": 8}
-"""What a wait that was given up in the middle of a message keeps until gloo's timeout (`headrace.trainer.recovery.cancellable_wait`):
-its message and the connections and threads of its generation."""
+"""What a wait keeps that was given up in the middle of a message, until gloo's timeout: the message, and the connections and
+threads of its generation (`headrace.trainer.recovery.cancellable_wait`)."""
 STOOD_STILL_S = 15.0
 """Whoever needs so long has waited for somebody who was gone: that ends after `headrace.trainer.recovery.mesh.MEET_TIMEOUT`."""
 

@@ -227,6 +227,14 @@ async def test_a_service_that_is_starting_is_waited_for_beyond_the_time_for_one_
     await server.stop(0)
 
 
+def test_a_first_call_after_another_thread_has_closed_the_channel_is_an_error() -> None:
+    channel = rpc.channel("127.0.0.1:1", token="")
+    stub = jobs_pb2_grpc.JobsStub(channel)
+    channel.close()
+    with pytest.raises(ValueError, match="closed channel"):
+        stub.Show(jobs_pb2.ShowRequest())
+
+
 async def test_unavailable_is_tried_again_before_it_is_reported() -> None:
     async with serving() as (endpoint, echo):
         echo.error = UnavailableError("not now")
