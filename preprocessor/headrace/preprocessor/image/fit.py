@@ -139,6 +139,6 @@ def _multiples(width: int, height: int, side: int) -> Size:
     ratio = width / height
     if width >= height:
         width = math.ceil(width / side) * side
-        return width, math.ceil(int(width / ratio) / side) * side
+        return width, max(1, math.ceil(int(width / ratio) / side)) * side
     height = math.ceil(height / side) * side
-    return math.ceil(int(height * ratio) / side) * side, height
+    return max(1, math.ceil(int(height * ratio) / side)) * side, height
