@@ -17,7 +17,7 @@ SCHEMA = pa.schema(
         # (P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous. A model with a temporal
         # patch of 2 repeats the frame on its own device: half the bytes on the wire.
         pa.field("patches", pa.large_list(pa.uint8()), nullable=False),
-        pa.field("image_grids", pa.list_(pa.list_(pa.int32(), 3)), nullable=False),  # (t, h, w) in patches, per image
+        pa.field("image_grids", pa.list_(pa.list_(pa.int32(), 3)), nullable=False),  # (t, h, w) in patches, per image or tile
         pa.field("mel", pa.large_list(pa.float16()), nullable=False),  # (F, mel_bins)
         pa.field("mel_frames", pa.list_(pa.int32()), nullable=False),  # per recording, sums to F
         pa.field("flags", pa.int32(), nullable=False),

@@ -19,7 +19,10 @@ class TextSpec(SpecSection):
 
     tokenizer: Annotated[str, Field(max_length=limits.MAX_PATH)] = ""
     """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
-    template: Literal["chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision", "chat_template"] = "chatml"
+    template: Literal[
+        "chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision", "qwen3-vl", "qwen2-audio", "internvl", "gemma3",
+        "pixtral", "smolvlm", "chat_template",
+    ] = "chatml"  # fmt: skip
     """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name, and
     chat_template is the one that lies beside the tokenizer, as `apply_chat_template` of transformers takes it."""
     chat_template_kwargs: Annotated[dict[str, str | int | float | bool | None], Field(max_length=100)] = Field(

@@ -10,7 +10,7 @@ from them, so the two agree, and media are decoded straight into their place in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from headrace.preprocessor import audio, image
 from headrace.preprocessor.records import filtering
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
+from headrace.preprocessor.text.media_markup import MediumTokens, TokenGrid
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -115,7 +116,7 @@ class Sizes:
 
     sequence: TokenSequence
     grids: tuple[image.Grid, ...]
-    """Patch grid of each image of the sequence, those at `sequence.images`."""
+    """Patch grid of each image of the sequence, those at `sequence.images`; its tiles are images of their own in the payload."""
     mel_frames: tuple[int, ...]
     """Number of mel frames of each recording of the sequence, or piece of one that is split: those at `sequence.recordings`."""
     recording_frames: tuple[int, ...]
@@ -227,7 +228,9 @@ class SampleProcessor:
             input_ids=sizes.sequence.input_ids,
             labels=sizes.sequence.labels,
             patches=patches,
-            image_grids=np.array([(1, grid.height, grid.width) for grid in sizes.grids], np.int32).reshape(-1, 3),
+            image_grids=np.array(
+                [(1, grid.height, grid.width) for grid in sizes.grids for _ in range(grid.tiles)], np.int32
+            ).reshape(-1, 3),
             mel=mel,
             mel_frames=np.array(sizes.mel_frames, np.int32),
         )
@@ -258,8 +261,8 @@ class SampleProcessor:
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
-        image_tokens = (grid.tokens(self._image.merge) for grid in grids)
-        audio_tokens = (audio.num_tokens(count, self._audio) for count in frames)
+        image_tokens: Iterator[MediumTokens] = (_token_grid(grid, self._image.merge) for grid in grids)
+        audio_tokens: Iterator[MediumTokens] = map(self._audio.num_tokens, frames)
         order = [segment for segment in sample.segments if isinstance(segment, Image | Audio)]
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
@@ -272,9 +275,16 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         name=name,
         num_tokens=len(sizes.sequence.input_ids),
         num_targets=sizes.sequence.num_targets,
-        image_patches=tuple(grid.patches for grid in sizes.grids),
+        image_patches=tuple(grid.height * grid.width for grid in sizes.grids for _ in range(grid.tiles)),
         mel_frames=sizes.mel_frames,
         is_truncated=sizes.sequence.is_truncated,
+    )
+
+
+def _token_grid(grid: image.Grid, merge: int) -> TokenGrid:
+    """Return how the tokens of an image with this patch grid are arranged."""
+    return TokenGrid(
+        height=grid.height // merge, width=grid.width // merge, rows=grid.rows, columns=grid.columns, whole=grid.whole
     )
 
 

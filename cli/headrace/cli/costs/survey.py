@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.cli.costs.remote_beginnings import Beginnings, is_remote
 from headrace.cli.costs.sample_choice import Choice, choose_beginnings, choose_evenly
 from headrace.cli.progress_bar import ProgressBar
-from headrace.preprocessor import audio, image
+from headrace.preprocessor import image
 from headrace.preprocessor.decoding import probe_of
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.records.field_use import FieldUse, field_uses, kind_of
@@ -201,7 +201,7 @@ class Tally:
     def add(self, sample: MeasuredSample) -> None:
         """Count one good sample."""
         image_tokens = sum(patches // self._spec.image.merge**2 for patches in sample.image_patches)
-        audio_tokens = sum(audio.num_tokens(frames, self._spec.audio) for frames in sample.mel_frames)
+        audio_tokens = sum(map(self._spec.audio.num_tokens, sample.mel_frames))
         has = {"text": sample.has_text, "image": bool(sample.image_patches), "audio": bool(sample.mel_frames)}
         self.samples += 1
         self.recordings += len(sample.mel_frames)

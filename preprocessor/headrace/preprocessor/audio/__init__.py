@@ -5,14 +5,14 @@ M4A, AAC and WebM (`headrace.preprocessor.audio.container`), by content and not 
 `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
-a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
-must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
-window is empty_media. A recording that a job splits is resampled as a whole and then cut, and the features of each piece are
-those of a recording of its own.
+a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames, or one more
+with `AudioSpec.last_frame`. Decoding must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A
+recording shorter than one analysis window is empty_media. A recording that a job splits is resampled as a whole and then cut, and
+the features of each piece are those of a recording of its own.
 
 Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
-frame is dropped.
+frame is dropped, or has silence behind the recording (`AudioSpec.last_frame`).
 
 Spectra are floating-point sums, so the last bit of a feature may differ between kinds of processors.
 
@@ -23,6 +23,7 @@ call `torch.set_num_threads(1)` at its start.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -94,11 +95,6 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     return mel
 
 
-def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
-    """Return the number of LLM tokens that a recording of `mel_frames` mel frames becomes."""
-    return -(-mel_frames // spec.frames_per_token)
-
-
 def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
     """Return the mel frames of each piece that a recording of `mel_frames` is split into; one that is not too long is one."""
     full, rest = divmod(mel_frames, spec.most_frames)
@@ -124,13 +120,12 @@ def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[
     """Return log-mel features, and whether all of them were finite before the conversion to float16."""
     with torch.inference_mode():
         samples = _resample(torch.from_numpy(mono), header, spec)
-        if not _is_split(header, spec):
-            features = _log_mel(samples, spec)[: _mel_frames(header, spec)]
-            return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
         mel, finite, begin = np.empty((_mel_frames(header, spec), spec.mel_bins), np.float16), True, 0
-        pieces = torch.split(samples, spec.most_frames * spec.hop_samples)
-        for piece, frames in zip(pieces, frames_of_pieces(len(mel), spec), strict=False):  # the last may be left out
-            features = _log_mel(piece, spec)[:frames]
+        pieces = torch.split(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else (samples,)
+        lengths = frames_of_pieces(len(mel), spec) if _is_split(header, spec) else (len(mel),)
+        for piece, frames in zip(pieces, lengths, strict=False):  # the last piece may be left out
+            silence = _silence(len(piece), spec)
+            features = _log_mel(torch.nn.functional.pad(piece, (0, silence)) if silence else piece, spec)[:frames]
             mel[begin : begin + frames] = features.to(torch.float16).numpy()
             finite, begin = finite and bool(features.isfinite().all()), begin + frames
         return mel, finite
@@ -242,6 +237,7 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     samples, window = _num_samples(header, spec), _window(spec)
     at_once = min(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else samples
     resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
+    at_once += _silence(at_once, spec)
     frames, bins = at_once // spec.hop_samples, window // 2 + 1
     spectra = 4 * samples + 8 * at_once + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
     return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
@@ -265,12 +261,18 @@ def _mel_frames(header: Header, spec: AudioSpec) -> int:
     if _is_split(header, spec):
         rest = samples % (spec.most_frames * spec.hop_samples)
         samples -= rest if rest < _shortest(spec) else 0
-    return samples // spec.hop_samples
+    return spec.num_frames(samples)
 
 
 def _shortest(spec: AudioSpec) -> int:
     """Return the fewest samples that have a spectrum and make a mel frame."""
     return max(_window(spec), spec.hop_samples)
+
+
+def _silence(num_samples: int, spec: AudioSpec) -> int:
+    """Return how many zeros go behind a recording for its last mel frame, up to the longest recording that there may be."""
+    room = math.ceil(spec.max_seconds * spec.sample_rate) - num_samples
+    return max(0, min(_window(spec), room)) if spec.last_frame == "pad" else 0
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:

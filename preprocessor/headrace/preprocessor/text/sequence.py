@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,7 @@ from headrace.manifest import Vocabulary
 from headrace.preprocessor.records.draft import MediaKind
 from headrace.preprocessor.records.record_to_sample import Sample, Text
 from headrace.preprocessor.text import TextEncoder
+from headrace.preprocessor.text.media_markup import MediumTokens
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
 from headrace.text_spec import TooLong
@@ -55,8 +56,8 @@ class PromptTemplate(ABC):
     """Size of the vocabulary and ids of the placeholders; NO_TOKEN for a kind of media that the template takes none of."""
 
     @abstractmethod
-    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
-        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
+    def render(self, sample: Sample, media_tokens: Sequence[MediumTokens]) -> TokenSequence:
+        """Render a sample to token ids and labels; `media_tokens` are the tokens of each medium, in order.
 
         Raises BadSampleError.
         """
