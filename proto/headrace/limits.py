@@ -48,6 +48,10 @@ MAX_MERGE = 64
 """Largest merge factor: `merge` x `merge` patches become one token."""
 MAX_PIXELS = 1 << 26
 """Most pixels of an image after resizing: 67 megapixels take 200 MB and make 340,000 patches of side 14."""
+MAX_IMAGE_SIDE = 4_096
+"""Longest side in pixels of an image after resizing, where a job names one, and of a tile."""
+MAX_TILES = 64
+"""Most tiles of an image; published models have up to 12, or 40."""
 MAX_SOURCE_PIXELS = 1 << 30
 """Most pixels of an image as it is stored, before resizing: 3 GiB once decoded."""
 MAX_DECODE_MIB = 1 << 16

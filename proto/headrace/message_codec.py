@@ -37,6 +37,7 @@ def probe_message(sample_id: int, probe: Probe) -> common_pb2.Probe:
         num_targets=probe.num_targets,
         image_patches=probe.image_patches,
         mel_frames=probe.mel_frames,
+        is_truncated=probe.is_truncated,
     )
 
 
@@ -47,6 +48,7 @@ def probe_value(message: common_pb2.Probe) -> Probe:
         num_targets=message.num_targets,
         image_patches=tuple(message.image_patches),
         mel_frames=tuple(message.mel_frames),
+        is_truncated=message.is_truncated,
     )
 
 

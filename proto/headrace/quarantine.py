@@ -22,6 +22,7 @@ class Reason(StrEnum):
     UNSUPPORTED_MEDIA = "unsupported_media"  # well-formed, in a format that is not supported
     TOO_LONG = "too_long"  # more tokens or seconds than the limit
     TOO_SHORT = "too_short"  # fewer seconds or tokens to learn than the limit
+    FILTERED = "filtered"  # the source's filter does not admit it
     ENCODING_ERROR = "encoding_error"  # not valid UTF-8
     SCHEMA_ERROR = "schema_error"  # annotation missing or of the wrong shape
     EMPTY_SAMPLE = "empty_sample"  # nothing to train on

@@ -17,7 +17,7 @@ SCHEMA = pa.schema(
         # (P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous. A model with a temporal
         # patch of 2 repeats the frame on its own device: half the bytes on the wire.
         pa.field("patches", pa.large_list(pa.uint8()), nullable=False),
-        pa.field("image_grids", pa.list_(pa.list_(pa.int32(), 3)), nullable=False),  # (t, h, w) in patches, per image
+        pa.field("image_grids", pa.list_(pa.list_(pa.int32(), 3)), nullable=False),  # (t, h, w) in patches, per image or tile
         pa.field("mel", pa.large_list(pa.float16()), nullable=False),  # (F, mel_bins)
         pa.field("mel_frames", pa.list_(pa.int32()), nullable=False),  # per recording, sums to F
         pa.field("flags", pa.int32(), nullable=False),
@@ -57,7 +57,9 @@ class Probe:
     image_patches: tuple[int, ...] = ()
     """Number of patches before merging, one entry per image."""
     mel_frames: tuple[int, ...] = ()
-    """Number of mel frames (10 ms each by default), one entry per recording."""
+    """Number of mel frames (10 ms each by default), one entry per recording, or per piece of one that is split."""
+    is_truncated: bool = False
+    """Whether the sample was too long and has been cut."""
 
 
 def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from headrace import limits
+from headrace.filter_spec import EVERYTHING, FilterSpec
 from headrace.mapping import MAPPING_PRESETS, MappingSpec
 from headrace.user_document import SpecSection
 
@@ -27,6 +28,11 @@ class SourceSpec(SpecSection):
     """Relative share of the source in the mixture. If it is None for all sources, shares follow the sources' sizes, so that an
     epoch has every sample once; several such sources are indexed completely before the first step. With weights, or with a
     single source, only the shards that are needed next are indexed."""
+    filter: FilterSpec = EVERYTHING
+    """Which of the source's samples are taken; by default all."""
+    max_epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
+    """Most times that the source gives each of its samples. After that the others share its part of the mixture; a job whose
+    sources all end so ends with the last of them. None: a source with more weight than samples repeats as often as it takes."""
     max_bad: Annotated[int, Field(ge=0)] | None = None
     """Stop the job once more samples of the source than this have been refused. None: no limit."""
     max_bad_share: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -29,12 +29,25 @@ STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "a
 
 
 class ImageSpec(SpecSection):
-    """How images are resized and cut into a patch grid, by Qwen2-VL's rule: sides are multiples of patch * merge, and the aspect
-    ratio is kept."""
+    """How images are resized and cut into a patch grid. Sides in patches are multiples of merge."""
 
     patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
     merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
+    fit: Literal["area", "longest_side", "square", "tiles", "split"] = "area"
+    """What size an image gets. area: one of min_pixels to max_pixels with nearly its own aspect ratio, as in Qwen2-VL.
+    longest_side: its own, with sides of at most `longest_side`, as in Pixtral. square: `side` x `side`, as in Gemma 3. tiles: at
+    most `max_tiles` tiles of `side` x `side`, and then the whole image as one more, as in InternVL. split: the longer side
+    becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. To an encoder each
+    tile is an image."""
+    side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 448
+    """Sides in pixels of a square or of a tile."""
+    longest_side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 1024
+    max_tiles: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 12
+    """Most tiles of an image, without the whole image behind them; for `fit: tiles`."""
+    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
+    """Filter that images are resized with, as Pillow has it."""
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
+    """Bounds of an image's area once it is resized; for `fit: area`."""
     max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
     max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
     """Images with more pixels than this are refused as too_large, from their header."""
@@ -57,6 +70,17 @@ class ImageSpec(SpecSection):
             raise ValueError(f"max_pixels ({self.max_pixels}) is below min_pixels or below one merged patch")
         return self
 
+    @model_validator(mode="after")
+    def _tiles_are_whole_tokens(self) -> Self:
+        patches = self.side // self.patch
+        if self.fit in ("square", "tiles", "split") and (patches == 0 or patches % self.merge):
+            raise ValueError(
+                f"side ({self.side}) has {patches} patches of {self.patch} pixels, which is no multiple of merge ({self.merge})"
+            )
+        if self.fit == "tiles" and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
+            raise ValueError(f"{self.max_tiles} tiles of side {self.side} have more than {limits.MAX_PIXELS} pixels: lower one")
+        return self
+
 
 class AudioSpec(SpecSection):
     """How recordings become log-mel features for Whisper-like encoders."""
@@ -67,9 +91,18 @@ class AudioSpec(SpecSection):
     window_s: Annotated[float, Field(gt=0, le=limits.MAX_WINDOW_S)] = 0.025
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames per LLM token: 8 for a convolution of stride 2 and a projector that joins 4."""
+    last_frame: Literal["drop", "pad"] = "drop"
+    """What becomes of the last mel frame if the recording ends in it: with `pad` it is there, and silence behind the recording,
+    as in the Whisper feature extractor of `transformers`."""
+    last_token: Literal["pad", "drop"] = "pad"
+    """What becomes of the last outputs of an encoder of stride 2 if they are fewer than a token takes: with `drop` they are left
+    out, as by the pooling of Qwen2-Audio and Qwen2.5-Omni."""
     max_seconds: Annotated[float, Field(gt=0, le=limits.MAX_SECONDS)] = 600.0
-    """Recordings longer than this are quarantined as too_long. An encoder with a position table needs the length of its table: 30
-    for Whisper's, with which the trainer refuses jobs that allow more."""
+    """Recordings longer than this are quarantined as too_long, or split, as `too_long` has it. An encoder with a position table
+    needs the length of its table: 30 for Whisper's, with which the trainer refuses jobs that allow more."""
+    too_long: Literal["refuse", "split"] = "refuse"
+    """What becomes of recordings longer than `max_seconds`: they are refused, or split into pieces of that length, each of which
+    has features and tokens of its own, as a recording has. A last piece that is shorter than `window_s` is left out."""
     min_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Recordings shorter than this are quarantined as too_short."""
     max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
@@ -82,13 +115,36 @@ class AudioSpec(SpecSection):
 
     @property
     def most_frames(self) -> int:
-        """Mel frames of the longest recording that is not refused, one of `max_seconds`."""
-        return math.ceil(self.max_seconds * self.sample_rate) // self.hop_samples
+        """Mel frames of the longest recording, or piece of one, that is not refused: one of `max_seconds`."""
+        return self.num_frames(math.ceil(self.max_seconds * self.sample_rate))
+
+    def num_frames(self, num_samples: int) -> int:
+        """Return the number of mel frames of a recording of so many samples at `sample_rate`."""
+        padded = num_samples + (self.hop_samples - 1 if self.last_frame == "pad" else 0)
+        return padded // self.hop_samples
+
+    def num_tokens(self, mel_frames: int) -> int:
+        """Return the number of LLM tokens that a recording of so many mel frames becomes."""
+        if self.last_token == "pad":
+            return -(-mel_frames // self.frames_per_token)
+        return (mel_frames + 1) // 2 // (self.frames_per_token // 2)
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.min_seconds > self.max_seconds:
             raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+        if self.too_long == "split" and self.most_frames * self.hop_samples < self.window_s * self.sample_rate + 1:
+            raise ValueError(
+                f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer "
+                f"than window_s ({self.window_s:g}) and hop_s ({self.hop_s:g}): raise it"
+            )
+        if self.too_long == "split" and self.last_frame == "pad" and self.max_seconds * self.sample_rate % self.hop_samples:
+            raise ValueError(
+                f"max_seconds ({self.max_seconds:g}) is no multiple of hop_s ({self.hop_s:g}), which it must be where split "
+                "recordings have last_frame pad: change it"
+            )
+        if self.last_token == "drop" and self.frames_per_token % 2:
+            raise ValueError(f"frames_per_token ({self.frames_per_token}) is odd, and last_token drop is for a stride of 2")
         return self
 
     @model_validator(mode="after")
@@ -136,6 +192,9 @@ class JobSpec(SpecSection):
     """Pad each pack at its end to exactly `pack_tokens`, so that sequences have one shape. Padding changes neither loss nor
     gradients, and costs the LLM the memory and the time of full packs, with which packs are planned then. The option is called so
     in NeMo and Megatron-Bridge."""
+    mrope: bool = False
+    """Give trainers position ids in time, height and width too (`PackedMicrobatch.mrope_position_ids`), as Qwen2-VL, 2.5-VL and
+    3-VL take them."""
     window: Annotated[int, Field(ge=1, le=limits.MAX_WINDOW)] = 4
     """Most global batches that are planned ahead of the last committed one."""
     window_bytes: Annotated[int, Field(ge=1)] | None = None

@@ -10,22 +10,27 @@ from them, so the two agree, and media are decoded straight into their place in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.filter_spec import EVERYTHING, FilterSpec
 from headrace.preprocessor import audio, image
+from headrace.preprocessor.records import filtering
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Text, to_sample
+from headrace.preprocessor.text.media_markup import MediumTokens, TokenGrid
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.source_spec import SourceSpec
 from headrace.spec import JobSpec
+
+_DURATION_SLACK_S = 0.5  # durations in manifests are rounded, and those of MP3 are often guessed
 
 MediaArrays = tuple[NDArray[np.uint8], NDArray[np.float16]]
 """Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""
@@ -62,11 +67,24 @@ class LoadedSample:
     """A sample in memory with its media files, none of them decoded yet."""
 
     sample: Sample
+    filter: FilterSpec = EVERYTHING
+    """The filter of its source, which may leave it out for its sizes."""
 
     @property
     def images(self) -> tuple[bytes, ...]:
         """The image files, in the order of the sample."""
         return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Image))
+
+    def check_whole(self, recording_frames: Sequence[int], hop_s: float) -> None:
+        """Raise BadSampleError (schema_error) if a record means only a part of a recording of so many mel frames."""
+        said = [segment.said_seconds for segment in self.sample.segments if isinstance(segment, Audio)]
+        for seconds, frames in zip(said, recording_frames, strict=True):
+            if seconds is not None and frames * hop_s > seconds + _DURATION_SLACK_S:
+                raise BadSampleError(
+                    Reason.SCHEMA_ERROR,
+                    f"a duration of {seconds:g} s is said of a recording of {frames * hop_s:.1f} s, and parts of recordings are "
+                    "not read: cut it, or list 'duration' under the mapping's ignore where all of it is meant",
+                )
 
     @property
     def recordings(self) -> tuple[bytes, ...]:
@@ -98,9 +116,13 @@ class Sizes:
 
     sequence: TokenSequence
     grids: tuple[image.Grid, ...]
-    """Patch grid of each image."""
+    """Patch grid of each image of the sequence, those at `sequence.images`; its tiles are images of their own in the payload."""
     mel_frames: tuple[int, ...]
-    """Number of mel frames of each recording."""
+    """Number of mel frames of each recording of the sequence, or piece of one that is split: those at `sequence.recordings`."""
+    recording_frames: tuple[int, ...]
+    """Number of mel frames of each file, whether its pieces are in the sequence or not."""
+    first_frame: int
+    """Number of mel frames of the pieces that a cut has taken away in front."""
 
     @property
     def nbytes(self) -> int:
@@ -143,16 +165,36 @@ class SampleProcessor:
 
     def load(self, record: Record, source: SourceSpec) -> LoadedSample:
         """Read a record's media files into memory. Raises BadSampleError."""
-        return LoadedSample(sample=to_sample(record, source.mapping))
+        filtering.check_fields(record.fields, source.filter)
+        return LoadedSample(sample=to_sample(record, source.mapping), filter=source.filter)
 
     def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
-        sequence = self._render(loaded.sample, grids, frames)
+        loaded.check_whole(frames, self._audio.hop_s)
+        pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
+        of_pieces = tuple(count for of_file in pieces for count in of_file)
+        sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)
         if sequence.num_targets < self._min_targets:
             raise BadSampleError(Reason.TOO_SHORT, f"{sequence.num_targets} tokens to learn, fewer than {self._min_targets}")
-        return Sizes(sequence=sequence, grids=grids, mel_frames=frames)
+        filtering.check_sizes(
+            {
+                "tokens": len(sequence.input_ids),
+                "targets": sequence.num_targets,
+                "images": len(sequence.images),
+                "recordings": len(frames),
+            },
+            loaded.filter,
+        )
+        first, stop = sequence.recordings.start, sequence.recordings.stop
+        return Sizes(
+            sequence=sequence,
+            grids=grids[sequence.images.start : sequence.images.stop],
+            mel_frames=of_pieces[first:stop],
+            recording_frames=frames,
+            first_frame=sum(of_pieces[:first]),
+        )
 
     def decode(self, record: Record, source: SourceSpec) -> Row:
         """Read a record and decode its media into newly allocated arrays. Raises BadSampleError."""
@@ -169,12 +211,14 @@ class SampleProcessor:
     def decode_into(self, sized: SizedSample, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """Decode a sample's media into arrays of exactly its size, which the returned row holds. Raises BadSampleError."""
         begin = 0
-        for data, grid in zip(sized.loaded.images, sized.sizes.grids, strict=True):
+        images = sized.sizes.sequence.images
+        for data, grid in zip(sized.loaded.images[images.start : images.stop], sized.sizes.grids, strict=True):
             image.decode(data, self._image, patches[begin : begin + grid.patches])
             begin += grid.patches
-        begin = 0
-        for data, frames in zip(sized.loaded.recordings, sized.sizes.mel_frames, strict=True):
-            mel[begin : begin + frames] = audio.decode(data, self._audio)
+        begin = -sized.sizes.first_frame
+        for data, frames in zip(sized.loaded.recordings, sized.sizes.recording_frames, strict=True):
+            if kept := range(max(0, begin), min(begin + frames, len(mel))):
+                mel[kept.start : kept.stop] = audio.decode(data, self._audio)[kept.start - begin : kept.stop - begin]
             begin += frames
         return self.row(sized.sizes, patches, mel)
 
@@ -184,7 +228,9 @@ class SampleProcessor:
             input_ids=sizes.sequence.input_ids,
             labels=sizes.sequence.labels,
             patches=patches,
-            image_grids=np.array([(1, grid.height, grid.width) for grid in sizes.grids], np.int32).reshape(-1, 3),
+            image_grids=np.array(
+                [(1, grid.height, grid.width) for grid in sizes.grids for _ in range(grid.tiles)], np.int32
+            ).reshape(-1, 3),
             mel=mel,
             mel_frames=np.array(sizes.mel_frames, np.int32),
         )
@@ -215,8 +261,8 @@ class SampleProcessor:
         return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
     def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
-        image_tokens = (grid.tokens(self._image.merge) for grid in grids)
-        audio_tokens = (audio.num_tokens(count, self._audio) for count in frames)
+        image_tokens: Iterator[MediumTokens] = (_token_grid(grid, self._image.merge) for grid in grids)
+        audio_tokens: Iterator[MediumTokens] = map(self._audio.num_tokens, frames)
         order = [segment for segment in sample.segments if isinstance(segment, Image | Audio)]
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
@@ -229,8 +275,16 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         name=name,
         num_tokens=len(sizes.sequence.input_ids),
         num_targets=sizes.sequence.num_targets,
-        image_patches=tuple(grid.patches for grid in sizes.grids),
+        image_patches=tuple(grid.height * grid.width for grid in sizes.grids for _ in range(grid.tiles)),
         mel_frames=sizes.mel_frames,
+        is_truncated=sizes.sequence.is_truncated,
+    )
+
+
+def _token_grid(grid: image.Grid, merge: int) -> TokenGrid:
+    """Return how the tokens of an image with this patch grid are arranged."""
+    return TokenGrid(
+        height=grid.height // merge, width=grid.width // merge, rows=grid.rows, columns=grid.columns, whole=grid.whole
     )
 
 

@@ -29,20 +29,22 @@ class Occupancy(_message.Message):
     def __init__(self, ordered: _Optional[int] = ..., read: _Optional[int] = ..., decoding: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames")
+    __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames", "is_truncated")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
     MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
     sample_id: int
     name: str
     num_tokens: int
     num_targets: int
     image_patches: _containers.RepeatedScalarFieldContainer[int]
     mel_frames: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ...) -> None: ...
+    is_truncated: bool
+    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ..., is_truncated: _Optional[bool] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("sample_id", "name", "reason", "detail", "row")

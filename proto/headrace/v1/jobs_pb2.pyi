@@ -236,7 +236,7 @@ class PreprocessorStatus(_message.Message):
     def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ..., late: _Optional[int] = ..., silent: _Optional[bool] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
-    __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames", "refused")
+    __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames", "refused", "truncated", "filtered")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -244,6 +244,8 @@ class SourceStatus(_message.Message):
     IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
     MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    FILTERED_FIELD_NUMBER: _ClassVar[int]
     source: str
     share: float
     samples: int
@@ -251,7 +253,9 @@ class SourceStatus(_message.Message):
     image_patches: int
     mel_frames: int
     refused: int
-    def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
+    truncated: int
+    filtered: int
+    def __init__(self, source: _Optional[str] = ..., share: _Optional[float] = ..., samples: _Optional[int] = ..., tokens: _Optional[int] = ..., image_patches: _Optional[int] = ..., mel_frames: _Optional[int] = ..., refused: _Optional[int] = ..., truncated: _Optional[int] = ..., filtered: _Optional[int] = ...) -> None: ...
 
 class RankStatus(_message.Message):
     __slots__ = ("rank", "committed_steps", "data_wait_s", "step_s", "connected")

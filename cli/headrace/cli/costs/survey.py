@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headrace.cli.costs.remote_beginnings import Beginnings, is_remote
 from headrace.cli.costs.sample_choice import Choice, choose_beginnings, choose_evenly
 from headrace.cli.progress_bar import ProgressBar
-from headrace.preprocessor import audio, image
+from headrace.preprocessor import image
 from headrace.preprocessor.decoding import probe_of
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.records.field_use import FieldUse, field_uses, kind_of
@@ -133,6 +133,7 @@ class MeasuringJob(JobWork):
             num_targets=probe.num_targets,
             image_patches=probe.image_patches,
             mel_frames=probe.mel_frames,
+            is_truncated=probe.is_truncated,
             has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in loaded.sample.segments),
             image_sides_px=tuple(max(image.read_size(data, self.spec.image)) for data in loaded.images),
         )
@@ -192,16 +193,19 @@ class Tally:
         self._columns = {name: array("q") for name in COLUMNS}  # audio_s in mel frames
         self.samples = 0
         self.recordings = 0
+        self.truncated = 0
+        """Number of samples that were too long and have been cut."""
         self.combinations: Counter[str] = Counter()
         """Number of samples by the modalities they have, such as `text+image`."""
 
     def add(self, sample: MeasuredSample) -> None:
         """Count one good sample."""
         image_tokens = sum(patches // self._spec.image.merge**2 for patches in sample.image_patches)
-        audio_tokens = sum(audio.num_tokens(frames, self._spec.audio) for frames in sample.mel_frames)
+        audio_tokens = sum(map(self._spec.audio.num_tokens, sample.mel_frames))
         has = {"text": sample.has_text, "image": bool(sample.image_patches), "audio": bool(sample.mel_frames)}
         self.samples += 1
         self.recordings += len(sample.mel_frames)
+        self.truncated += sample.is_truncated
         self.combinations["+".join(name for name, there in has.items() if there)] += 1
         self._columns["image_side_px"].extend(sample.image_sides_px)
         if has["image"]:

@@ -124,9 +124,10 @@ class _Dissection:
         """Return the patches or mel frames of a medium and its number of tokens, from its header. Raises BadSampleError."""
         if isinstance(medium, Image):
             grid = image.probe(medium.data, self._spec.image)
-            return {"patches": [grid.height, grid.width], "tokens": grid.tokens(self._spec.image.merge)}
+            return {"patches": [grid.height, grid.width], "tiles": grid.tiles, "tokens": grid.tokens(self._spec.image.merge)}
         frames = audio.probe(medium.data, self._spec.audio)
-        return {"mel_frames": frames, "tokens": audio.num_tokens(frames, self._spec.audio)}
+        pieces = audio.frames_of_pieces(frames, self._spec.audio)
+        return {"mel_frames": frames, "tokens": sum(self._spec.audio.num_tokens(piece) for piece in pieces)}
 
     def _decode(self, medium: Image | Audio) -> str:
         """Decode a medium and return the shape and dtype of the array as text. Raises BadSampleError."""

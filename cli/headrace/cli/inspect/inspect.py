@@ -140,6 +140,7 @@ def _report(
     not_probed is null where it is not known, bytes_read where all that was wanted was there or fetched whole.
     """
     from headrace.cli.inspect.histogram import percentiles
+    from headrace.quarantine import Reason
 
     columns = tally.columns()
     return {
@@ -154,11 +155,17 @@ def _report(
         "images": len(columns.get("image_side_px", ())),
         "recordings": tally.recordings,
         "tokens": sum(columns["tokens"].tolist()) if tally.samples else 0,
+        "truncated": tally.truncated,
         "histograms": {name: {"count": len(values), **percentiles(values)} for name, values in columns.items()},
         "fields": fields.rows(),
         "unfound": fields.unfound(),
-        "refused": [{"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in refused],
+        "refused": [_shown(item) for item in refused if item.reason is not Reason.FILTERED],
+        "filtered": [_shown(item) for item in refused if item.reason is Reason.FILTERED],
     }
+
+
+def _shown(item: Rejected) -> dict[str, str]:
+    return {"sample": item.name, "reason": str(item.reason), "detail": item.detail}
 
 
 def _draw(report: dict[str, Any], tally: Tally, out: Path) -> str | None:

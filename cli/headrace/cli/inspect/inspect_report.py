@@ -44,6 +44,8 @@ def print_report(report: dict[str, Any], output: str) -> None:
     head.add_row("samples with", ", ".join(f"{name} {count:,}" for name, count in report["modalities"].items()))
     head.add_row("they become", ", ".join(f"{name} {count:,}" for name, count in report["combinations"].items()) or "none")
     head.add_row("LLM tokens", f"{report['tokens']:,}")
+    if report["truncated"]:
+        head.add_row("cut as too long", f"{report['truncated']:,}")
     head.add_row("refused", f"{len(report['refused']):,}")
     for name in ("picture", "preview", "costs"):
         if report[name]:
@@ -73,18 +75,20 @@ def _print_refused(console: Console, report: dict[str, Any]) -> None:
     """Print the reasons for refusals, the most frequent first, with the first few samples of each."""
     from headrace.printable import printable
 
-    refused = report["refused"]
-    if refused and not report["samples"]:
-        console.print("every sample is refused: a job on this data would fail", style="bold")
+    refused, filtered = report["refused"], report["filtered"]
+    if (refused or filtered) and not report["samples"]:
+        what = "refused or filtered out" if filtered else "refused"
+        console.print(f"every sample is {what}: a job on this data would fail", style="bold")
     if refused and report["bytes_read"] is not None:
         console.print(
             "only the beginnings of archives were read: if the members of a sample do not lie together in them, some are missing "
             "here that are found without --limit",
             soft_wrap=True,
         )
-    for reason, count in Counter(item["reason"] for item in refused).most_common():
-        console.print(f"refused as {reason}: {count:,}", markup=False, highlight=False)
-        some = [item for item in refused if item["reason"] == reason][:MAX_REFUSED_ROWS]
+    for reason, count in Counter(item["reason"] for item in (*refused, *filtered)).most_common():
+        how = "filtered out, shards and single samples" if reason == "filtered" else f"refused as {reason}"
+        console.print(f"{how}: {count:,}", markup=False, highlight=False)
+        some = [item for item in (*refused, *filtered) if item["reason"] == reason][:MAX_REFUSED_ROWS]
         for item in some:
             console.print(f"  {printable(item['sample'])}: {item['detail']}", markup=False, highlight=False, soft_wrap=True)
         if count > len(some):

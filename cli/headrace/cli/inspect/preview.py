@@ -17,7 +17,6 @@ from PIL import Image
 
 from headrace.cli.inspect.contact_sheet import CaptionedPicture, Card, Token, draw_sheet
 from headrace.errors import UserError
-from headrace.preprocessor.audio import num_tokens
 from headrace.preprocessor.decoding import Row
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.text.sequence import PromptTemplate
@@ -121,7 +120,7 @@ def _spectra(row: Row, spec: AudioSpec) -> Iterator[CaptionedPicture]:
         start += frames
         bright = 1 + (mel - mel.max(initial=-np.inf)) / _SPECTRUM_SPAN
         pixels = (colormaps["magma"](bright.T[::-1])[..., :3] * 255).round().astype(np.uint8)
-        caption = f"{frames * spec.hop_s:.1f} s, {frames:,} frames x {spec.mel_bins} bins = {_tokens(num_tokens(frames, spec))}"
+        caption = f"{frames * spec.hop_s:.1f} s, {frames:,} frames x {spec.mel_bins} bins = {_tokens(spec.num_tokens(frames))}"
         yield CaptionedPicture(picture=Image.fromarray(pixels), caption=caption)
 
 

@@ -16,6 +16,7 @@ from headrace.cli.watch.top_figures import step_times
 from headrace.cli.watch.top_table import seconds, span
 from headrace.ledger import ledger_sha256
 from headrace.printable import printable
+from headrace.quarantine import Reason
 from headrace.v1.jobs_pb2 import JobStatus
 
 MAX_QUARANTINE_ROWS = 12
@@ -24,7 +25,8 @@ MAX_QUARANTINE_ROWS = 12
 def summarise(client: JobsClient, job: str) -> dict[str, Any]:
     """Return the summary in its public JSON form, without `picture`.
 
-    Losses are null if no step reported one, step times until one was forecast, `bottleneck` if the job is over.
+    Losses are null if no step reported one, step times until one was forecast, `bottleneck` if the job is over. `truncated` and
+    `filtered` count samples of committed steps; `quarantined` leaves out what filters have left out.
     """
     status = client.show(job)
     spec = json.loads(status.spec_json)
@@ -47,8 +49,12 @@ def summarise(client: JobsClient, job: str) -> dict[str, Any]:
         "last_loss": _number(status.last_loss),
         "data_wait_fraction": status.data_wait_s / status.step_s if status.step_s else 0.0,
         **step_times(status),
+        "truncated": sum(source.truncated for source in status.sources),
+        "filtered": sum(source.filtered for source in status.sources),
         "quarantined": [
-            {"sample": item.name, "reason": str(item.reason), "detail": item.detail} for item in client.quarantine(job)
+            {"sample": item.name, "reason": str(item.reason), "detail": item.detail}
+            for item in client.quarantine(job)
+            if item.reason is not Reason.FILTERED
         ],
         "bottleneck": None if is_over(status) else str(bottleneck([Look(at_s=0.0, status=status)])),
         "warning": status.warning or None,
@@ -86,6 +92,9 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
         table.add_row("bottleneck", summary["bottleneck"])
     if summary["warning"]:
         table.add_row("warning", summary["warning"])
+    for name, what in (("truncated", "cut as too long"), ("filtered", "filtered by size")):
+        if summary[name]:
+            table.add_row(what, str(summary[name]))
     table.add_row("quarantined", str(len(summary["quarantined"])))
     table.add_row("ledger", summary["ledger_sha256"] if summary["steps"] else "no step is committed yet")
     if summary.get("picture"):

@@ -74,6 +74,9 @@ def _sources(status: JobStatus) -> list[dict[str, Any]]:
             "samples_share": source.samples / samples if samples else None,
             "tokens": source.tokens,
             "tokens_share": source.tokens / tokens if tokens else None,
+            "refused": source.refused,
+            "filtered": source.filtered,
+            "truncated": source.truncated,
         }
         for source in status.sources
     ]

@@ -1,17 +1,18 @@
 """Recordings: header probe, decoding to mono, resampling, and log-mel features.
 
-It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, by content and
-not by name. With
-or without the fast codec of `headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
+It takes WAV, FLAC, MP3, Ogg (Vorbis, Opus), CAF (with ALAC too) and the other uncompressed formats of libsndfile, and with PyAV
+M4A, AAC and WebM (`headrace.preprocessor.audio.container`), by content and not by name. With or without the fast codec of
+`headrace.preprocessor.audio.flac`, a file gives the same samples or the same refusal.
 
 The number of mel frames follows from the header alone (for an MP3 that does not state its length, from all its frame headers):
-a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames. Decoding
-must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A recording shorter than one analysis
-window is empty_media.
+a recording of n frames at rate r has N = ceil(n * sample_rate / r) samples after resampling and N // hop mel frames, or one more
+with `AudioSpec.last_frame`. Decoding must give exactly n frames, else the file is corrupt_media; so probe and decode agree. A
+recording shorter than one analysis window is empty_media. A recording that a job splits is resampled as a whole and then cut, and
+the features of each piece are those of a recording of its own.
 
 Features (Whisper, arXiv:2212.04356, section 2.2): Hann window, power spectrum, Slaney mel filters, log10 with a floor of
 1e-10, clamped to 8 below the clip's maximum, then (x + 4) / 4. Centred windows with reflected ends; the last, incomplete
-frame is dropped.
+frame is dropped, or has silence behind the recording (`AudioSpec.last_frame`).
 
 Spectra are floating-point sums, so the last bit of a feature may differ between kinds of processors.
 
@@ -22,11 +23,12 @@ call `torch.set_num_threads(1)` at its start.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import soundfile
@@ -34,6 +36,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.preprocessor.audio import flac, mp3, ogg
+from headrace.preprocessor.audio.container import ContainerFile, takes
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
@@ -57,6 +60,7 @@ _PHASES = 16  # phases of a resampling filter that share a matrix product
 _NEGLIGIBLE_TAP = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
 
 Waveform = NDArray[np.float32]
+File: TypeAlias = "soundfile.SoundFile | ContainerFile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +95,10 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     return mel
 
 
-def num_tokens(mel_frames: int, spec: AudioSpec) -> int:
-    """Return the number of LLM tokens that a recording of `mel_frames` mel frames becomes."""
-    return -(-mel_frames // spec.frames_per_token)
+def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
+    """Return the mel frames of each piece that a recording of `mel_frames` is split into; one that is not too long is one."""
+    full, rest = divmod(mel_frames, spec.most_frames)
+    return (spec.most_frames,) * full + ((rest,) if rest else ())
 
 
 def read_header(data: bytes, spec: AudioSpec) -> Header:
@@ -114,11 +119,19 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
     """Return log-mel features, and whether all of them were finite before the conversion to float16."""
     with torch.inference_mode():
-        features = _log_mel(_resample(torch.from_numpy(mono), header, spec), spec)[: _mel_frames(header, spec)]
-        return cast(NDArray[np.float16], features.to(torch.float16).numpy()), bool(features.isfinite().all())
+        samples = _resample(torch.from_numpy(mono), header, spec)
+        mel, finite, begin = np.empty((_mel_frames(header, spec), spec.mel_bins), np.float16), True, 0
+        pieces = torch.split(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else (samples,)
+        lengths = frames_of_pieces(len(mel), spec) if _is_split(header, spec) else (len(mel),)
+        for piece, frames in zip(pieces, lengths, strict=False):  # the last piece may be left out
+            silence = _silence(len(piece), spec)
+            features = _log_mel(torch.nn.functional.pad(piece, (0, silence)) if silence else piece, spec)[:frames]
+            mel[begin : begin + frames] = features.to(torch.float16).numpy()
+            finite, begin = finite and bool(features.isfinite().all()), begin + frames
+        return mel, finite
 
 
-def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
+def _read(file: File, data: bytes, header: Header) -> Waveform:
     """Decode to mono in blocks, so that neither many channels nor a header that promises too much cost memory."""
     mono = np.empty(header.frames, np.float32)
     frames = 0
@@ -136,8 +149,11 @@ def _read(file: soundfile.SoundFile, data: bytes, header: Header) -> Waveform:
     return mono
 
 
-def _decoded(file: soundfile.SoundFile, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
+def _decoded(file: File, data: bytes, header: Header) -> Iterator[NDArray[np.float32]]:
     """Yield the decoded recording in blocks of shape (frames, channels)."""
+    if isinstance(file, ContainerFile):
+        yield from file.blocks()
+        return
     if file.format == "FLAC" and flac.suits(header.frames * header.channels):
         file.read(1)  # lets libsndfile check the metadata, with which the fast codec is lenient
         samples = flac.decode(data, header.frames, header.channels)
@@ -160,7 +176,7 @@ def _mono(block: NDArray[np.float32], out: Waveform) -> None:
         out /= np.float32(block.shape[1])
 
 
-def _open(data: bytes) -> soundfile.SoundFile:
+def _open(data: bytes) -> File:
     """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
@@ -173,6 +189,8 @@ def _open(data: bytes) -> soundfile.SoundFile:
     except soundfile.SoundFileError as err:
         for kind, (offset, magics) in _OTHER_KINDS.items():
             if data.startswith(magics, offset):
+                if takes(kind):
+                    return ContainerFile(data, kind)
                 raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
     if file.format not in _FORMATS:
@@ -181,7 +199,7 @@ def _open(data: bytes) -> soundfile.SoundFile:
     return file
 
 
-def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
+def _checked(file: File, spec: AudioSpec) -> Header:
     header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
     if header.frames == 0:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")
@@ -190,11 +208,11 @@ def _checked(file: soundfile.SoundFile, spec: AudioSpec) -> Header:
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
     seconds = header.frames / header.sample_rate
-    if header.frames > spec.max_seconds * header.sample_rate:
+    if header.frames > spec.max_seconds * header.sample_rate and spec.too_long == "refuse":
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
     if header.frames < spec.min_seconds * header.sample_rate:
         raise BadSampleError(Reason.TOO_SHORT, f"{seconds:.3g} s, shorter than {spec.min_seconds:g} s")
-    if _num_samples(header, spec) < max(_window(spec), spec.hop_samples):
+    if _num_samples(header, spec) < _shortest(spec):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     _check_cost(header, spec)
     return header
@@ -217,9 +235,11 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     channels = header.frames * header.channels
     reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
     samples, window = _num_samples(header, spec), _window(spec)
+    at_once = min(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else samples
     resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
-    frames, bins = samples // spec.hop_samples, window // 2 + 1
-    spectra = 12 * samples + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
+    at_once += _silence(at_once, spec)
+    frames, bins = at_once // spec.hop_samples, window // 2 + 1
+    spectra = 4 * samples + 8 * at_once + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
     return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
 
 
@@ -231,8 +251,28 @@ def _num_samples(header: Header, spec: AudioSpec) -> int:
     return -(-header.frames * spec.sample_rate // header.sample_rate)
 
 
+def _is_split(header: Header, spec: AudioSpec) -> bool:
+    return spec.too_long == "split" and header.frames > spec.max_seconds * header.sample_rate
+
+
 def _mel_frames(header: Header, spec: AudioSpec) -> int:
-    return _num_samples(header, spec) // spec.hop_samples
+    """Return the mel frames of a recording, without those of a last piece that is shorter than an analysis window."""
+    samples = _num_samples(header, spec)
+    if _is_split(header, spec):
+        rest = samples % (spec.most_frames * spec.hop_samples)
+        samples -= rest if rest < _shortest(spec) else 0
+    return spec.num_frames(samples)
+
+
+def _shortest(spec: AudioSpec) -> int:
+    """Return the fewest samples that have a spectrum and make a mel frame."""
+    return max(_window(spec), spec.hop_samples)
+
+
+def _silence(num_samples: int, spec: AudioSpec) -> int:
+    """Return how many zeros go behind a recording for its last mel frame, up to the longest recording that there may be."""
+    room = math.ceil(spec.max_seconds * spec.sample_rate) - num_samples
+    return max(0, min(_window(spec), room)) if spec.last_frame == "pad" else 0
 
 
 def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:

@@ -9,7 +9,8 @@
     resample.py      Pillow's bicubic resizing and the cutting into patches, compiled
     scratch.py       buffers that are reused from one image to the next
     decode_cost.py   the memory and time that decoding would take, from the header
-    grid.py          the size that an image is resized to, and the scale at which a JPEG may be decoded before that
+    fit.py           the sizes that an image is resized to, and the tiles that it is cut into
+    grid.py          the patch grid, and the scale at which a JPEG may be decoded before that
 
 With `ImageSpec.reduced_scale`, large JPEGs are partly shrunk in the frequency domain; both codecs do this alike, and the grid
 stays that of the full size.
@@ -36,7 +37,8 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.decode_memory import room_for
 from headrace.preprocessor.image import jpeg, reference, resample
 from headrace.preprocessor.image.decode_cost import check_cost, decode_bytes
-from headrace.preprocessor.image.grid import Grid, grid_of, reduction, smart_resize
+from headrace.preprocessor.image.fit import Fit, fit_of, smart_resize
+from headrace.preprocessor.image.grid import Grid, reduction
 from headrace.preprocessor.image.header import Header, parse
 from headrace.preprocessor.image.scratch import Scratch
 from headrace.spec import ImageSpec
@@ -45,7 +47,7 @@ __all__ = ["Grid", "codecs", "decode", "log_codecs", "probe", "read_pixels", "re
 
 log = logging.getLogger(__name__)
 
-_scratch = Scratch()
+_scratch, _other_scratch = Scratch(), Scratch()
 _UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations, after the sides of 5 to 8 are exchanged
 
 
@@ -54,7 +56,7 @@ def probe(data: bytes, spec: ImageSpec) -> Grid:
 
     Raises BadSampleError with empty_media, corrupt_media, unsupported_media, too_large or bad_aspect_ratio.
     """
-    return grid_of(*read_size(data, spec), spec)
+    return fit_of(*read_size(data, spec), spec).grid(spec.patch)
 
 
 def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], Grid]:
@@ -64,14 +66,14 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
     filled and returned; its contents are undefined after an error. Raises BadSampleError with the reasons of `probe`.
     """
     header = _header(data, spec)
-    grid = grid_of(*header.upright, spec)
+    fit = fit_of(*header.upright, spec)
+    grid = fit.grid(spec.patch)
     patches = _checked(out, grid.patches, spec)
-    scale = reduction(*header.upright, grid, spec) if header.plain_jpeg else 1
+    scale = reduction(*header.upright, fit.sizes[0], spec) if header.plain_jpeg else 1
     with room_for(decode_bytes(header, spec)):
         pixels = _read(data, header, spec, _scratch, scale)
-        resized = resample.resize(pixels, grid.width * spec.patch, grid.height * spec.patch, _scratch, _box(header, scale))
-        resample.to_patches(resized, spec.patch, spec.merge, patches)
-        del pixels, resized  # freed before other threads get the room
+        _cut(pixels, _box(header, scale), fit, spec, patches.reshape(grid.tiles, -1, patches.shape[1]))
+        del pixels  # freed before other threads get the room
     return patches, grid
 
 
@@ -128,6 +130,28 @@ def _checked(out: NDArray[np.uint8] | None, patches: int, spec: ImageSpec) -> ND
     if out.shape != shape or not out.flags.c_contiguous:
         raise ValueError(f"out must be contiguous and of shape {shape}, got {out.shape}")
     return out
+
+
+def _cut(pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec, out: NDArray[np.uint8]) -> None:
+    """Resize the `box` of an image's pixels as `fit` says, and cut the tiles into `out`: (tiles, patches, values)."""
+    scratch, other = _scratch, _other_scratch  # pixels are resized from one into the other
+    resized = resample.resize(pixels, *fit.sizes[0], scratch, box, spec.resample)
+    for size in fit.sizes[1:]:
+        scratch, other = other, scratch
+        resized = resample.resize(resized, *size, scratch, None, spec.resample)
+    width, height = fit.tile
+    corners = [(row * height, column * width) for row in range(fit.rows) for column in range(fit.columns)]
+    for (top, left), tile in zip(corners, out, strict=False):
+        _to_patches(resized[top : top + height, left : left + width], spec, tile)
+    if fit.whole is not None:
+        source, part = (pixels, box) if fit.whole == "original" else (resized, None)
+        _to_patches(resample.resize(source, width, height, other, part, spec.resample), spec, out[-1])
+
+
+def _to_patches(pixels: NDArray[np.uint8], spec: ImageSpec, out: NDArray[np.uint8]) -> None:
+    """Cut pixels into patches, without what is behind the last whole one."""
+    height, width = (side // spec.patch * spec.patch for side in pixels.shape[:2])
+    resample.to_patches(np.ascontiguousarray(pixels[:height, :width]), spec.patch, spec.merge, out)
 
 
 def _read(data: bytes, header: Header, spec: ImageSpec, scratch: Scratch, scale: int = 1) -> NDArray[np.uint8]:

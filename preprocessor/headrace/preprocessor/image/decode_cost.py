@@ -6,7 +6,8 @@ installed, since a sample must be refused everywhere or nowhere.
 
 from __future__ import annotations
 
-from headrace.preprocessor.image.grid import grid_of, reduction
+from headrace.preprocessor.image.fit import fit_of
+from headrace.preprocessor.image.grid import reduction
 from headrace.preprocessor.image.header import MOST_SCANS, PIXEL_BYTES, Header
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import ImageSpec
@@ -30,10 +31,12 @@ def check_cost(header: Header, spec: ImageSpec) -> None:
 def decode_bytes(header: Header, spec: ImageSpec) -> int:
     """Return the peak memory in bytes of decoding an image and then resizing it, first along one axis and then the other."""
     width, height = header.upright
-    grid = grid_of(width, height, spec)
-    new_width, new_height = grid.width * spec.patch, grid.height * spec.patch
-    scale = reduction(width, height, grid, spec) if header.plain_jpeg else 1
+    fit = fit_of(width, height, spec)
+    scale = reduction(width, height, fit.sizes[0], spec) if header.plain_jpeg else 1
     pixels = width * height / scale**2
     decoding = PIXEL_BYTES * pixels + (header.pixel_bytes - PIXEL_BYTES) * width * height
-    resizing = 4 * (pixels + max(width * new_height, height * new_width) / scale + new_width * new_height)
-    return round(max(decoding, resizing)) + 3 * new_width * new_height
+    resizing, held, old_width, old_height = 0.0, pixels, width / scale, height / scale
+    for new_width, new_height in (*fit.sizes, *([fit.tile] if fit.whole else [])):
+        resizing = max(resizing, held + max(old_width * new_height, old_height * new_width) + new_width * new_height)
+        held, old_width, old_height = pixels + new_width * new_height, new_width, new_height
+    return round(max(decoding, 4 * resizing)) + 3 * spec.patch**2 * fit.grid(spec.patch).patches

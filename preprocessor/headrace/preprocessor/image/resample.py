@@ -1,9 +1,9 @@
-"""Resizing and cutting into patches, compiled: bicubic with antialiasing, exactly as Pillow does it, in integers.
+"""Resizing and cutting into patches, compiled: with antialiasing, exactly as Pillow does it, in integers.
 
-A pass over one axis computes every new line as the weighted sum of 2 * 2 * max(scale, 1), or a few more, old ones (the cubic of
-Keys, 1981, with a = -0.5; weights in units of 2**-22) and rounds it to 8 bits. Which axis goes first follows Pillow 13; earlier
-versions always begin with the columns, and on charts that alone makes a difference of up to 25 of 255. Integers make the result
-the same on every machine, whatever its vector units.
+A pass over one axis computes every new line as the weighted sum of 2 * reach * max(scale, 1), or a few more, old ones (with the
+weights of the bilinear filter, of the cubic of Keys, 1981, with a = -0.5, or of Lanczos with three lobes, in units of 2**-22) and
+rounds it to 8 bits. Which axis goes first follows Pillow 13; earlier versions always begin with the columns, and on charts that
+alone makes a difference of up to 25 of 255. Integers make the result the same on every machine, whatever its vector units.
 
 Pixels are (height, width, 4), uint8, C-contiguous; the fourth byte has no meaning. All functions are thread-safe and
 release the interpreter lock.
@@ -33,6 +33,9 @@ _PIXELS = 16  # pixels of a line split into channels at once
 _AHEAD = 1176  # bytes between what is written and what is prefetched
 _CACHE_LINE = 64
 
+_REACH = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
+"""Filters by their names in a spec, and how many old lines each reaches to either side where nothing is shrunk."""
+
 Pixels = NDArray[np.uint8]
 
 
@@ -56,15 +59,17 @@ class Taps(NamedTuple):
     """Weight of each old line, shape (n, k), in units of 2**-22."""
 
 
-def resize(pixels: Pixels, width: int, height: int, scratch: Scratch, box: Box | None = None) -> Pixels:
-    """Resize pixels, or the `box` of them, to shape (height, width, 4).
+def resize(
+    pixels: Pixels, width: int, height: int, scratch: Scratch, box: Box | None = None, resample: str = "bicubic"
+) -> Pixels:
+    """Resize pixels, or the `box` of them, to shape (height, width, 4), by the filter `resample`: bilinear, bicubic or lanczos.
 
     The result may lie in `scratch`; it is `pixels` itself if they have the size already.
     """
     box = box or Box(0, 0, pixels.shape[1], pixels.shape[0])
     if _rows_first(pixels, width, height):
-        return _resize_width(_resize_height(pixels, height, scratch, box), width, scratch, box)
-    return _resize_height(_resize_width(pixels, width, scratch, box), height, scratch, box)
+        return _resize_width(_resize_height(pixels, height, scratch, box, resample), width, scratch, box, resample)
+    return _resize_height(_resize_width(pixels, width, scratch, box, resample), height, scratch, box, resample)
 
 
 def to_patches(pixels: Pixels, patch: int, merge: int, out: NDArray[np.uint8]) -> None:
@@ -87,25 +92,26 @@ def _rows_first(pixels: Pixels, width: int, height: int) -> bool:
     return height < len(pixels) and 2 * (pixels.shape[1] - width) < len(pixels) - height
 
 
-def _resize_height(pixels: Pixels, height: int, scratch: Scratch, box: Box) -> Pixels:
+def _resize_height(pixels: Pixels, height: int, scratch: Scratch, box: Box, resample: str) -> Pixels:
     old_height, width, _ = pixels.shape
     if old_height == height == box.height:
         return pixels
     if width < _ROWS:
         wide = np.zeros((old_height, _ROWS, 4), np.uint8)
         wide[:, :width] = pixels
-        return np.ascontiguousarray(_resize_height(wide, height, scratch, box)[:, :width])
+        return np.ascontiguousarray(_resize_height(wide, height, scratch, box, resample)[:, :width])
     out = scratch.take("rows", height, width, 4)
-    _blend_rows(pixels.reshape(old_height, -1), *_taps(old_height, height, box.top, box.height), out.reshape(height, -1))
+    taps = _taps(old_height, height, box.top, box.height, resample)
+    _blend_rows(pixels.reshape(old_height, -1), *taps, out.reshape(height, -1))
     return out
 
 
-def _resize_width(pixels: Pixels, width: int, scratch: Scratch, box: Box) -> Pixels:
+def _resize_width(pixels: Pixels, width: int, scratch: Scratch, box: Box, resample: str) -> Pixels:
     height, old_width, _ = pixels.shape
     if old_width == width == box.width:
         return pixels
     out = scratch.take("columns", height, width, 4)
-    _blend_columns(_words(pixels), *_taps(old_width, width, box.left, box.width), _words(out))
+    _blend_columns(_words(pixels), *_taps(old_width, width, box.left, box.width, resample), _words(out))
     return out
 
 
@@ -115,17 +121,17 @@ def _words(pixels: Pixels) -> NDArray[np.uint32]:
 
 
 @lru_cache(maxsize=4096)
-def _taps(size: int, new: int, start: float, extent: float) -> Taps:
+def _taps(size: int, new: int, start: float, extent: float, resample: str) -> Taps:
     """Return the taps that make `new` lines from the part of `size` lines that begins at `start` and is `extent` long."""
     scale = extent / new
     stretch = max(scale, 1.0)
-    support = 2.0 * stretch
+    support = _REACH[resample] * stretch
     taps = Taps(
         first=np.empty(new, np.int32),
         length=np.empty(new, np.int32),
         weights=np.zeros((new, 2 * math.ceil(support) + 1), np.int32),
     )
-    _weigh(size, float(start), scale, 1.0 / stretch, support, *taps)
+    _weigh(size, float(start), scale, 1.0 / stretch, support, _REACH[resample], *taps)
     return taps
 
 
@@ -136,6 +142,7 @@ def _weigh(
     scale: float,
     shrink: float,
     support: float,
+    reach: float,
     first: NDArray[np.int32],
     length: NDArray[np.int32],
     weights: NDArray[np.int32],
@@ -147,12 +154,27 @@ def _weigh(
         end = min(int(centre + support + 0.5), size)
         total = 0.0
         for i in range(end - begin):
-            exact[i] = _cubic(abs((i + begin - centre + 0.5) * shrink))
+            exact[i] = _filter(abs((i + begin - centre + 0.5) * shrink), reach)
             total += exact[i]
         for i in range(end - begin):
             weight = exact[i] / total * (1 << _BITS)
             weights[new, i] = int(weight + (0.5 if weight >= 0 else -0.5))
         first[new], length[new] = begin, end - begin
+
+
+@kernel
+def _filter(distance: float, reach: float) -> float:
+    """Return the weight at a distance of the filter with that reach, of which each has another."""
+    if reach == 1.0:
+        return max(0.0, 1.0 - distance)
+    if reach == 2.0:
+        return _cubic(distance)
+    return _sinc(distance) * _sinc(distance / 3.0) if distance < 3.0 else 0.0
+
+
+@kernel
+def _sinc(distance: float) -> float:
+    return math.sin(distance * math.pi) / (distance * math.pi) if distance != 0.0 else 1.0
 
 
 @kernel

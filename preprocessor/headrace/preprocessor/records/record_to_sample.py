@@ -27,6 +27,7 @@ Captions and documents are one turn with the role DOCUMENT. These functions know
     key_path.py         dotted paths, by which a mapping names fields
     unused_media.py     refusal of media that nothing takes
     names_used.py       which names of a mapping a record has
+    filtering.py        which records and samples a source's filter admits
 """
 
 from __future__ import annotations
@@ -62,12 +63,18 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     learning.check_learnable(parsed.turns)
     arranged = {kind: placing.arrange(kind, parsed, listed[kind]) for kind in MediaKind}
 
+    said_seconds = (
+        unused_media.said_seconds(record.fields, spec)
+        if len(own[MediaKind.AUDIO] or listed[MediaKind.AUDIO].whole) == 1
+        else None
+    )
+
     def segment(piece: Piece) -> Segment:
         if isinstance(piece, Text):
             return piece
         medium = next(arranged[piece.kind])
         data = record.load(medium) if isinstance(medium, str) else medium
-        return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data)
+        return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data, said_seconds=said_seconds)
 
     turns = (
         Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt, extra=turn.extra)

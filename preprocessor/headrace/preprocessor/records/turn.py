@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -39,6 +39,8 @@ class Audio:
     """The bytes of an audio file."""
 
     data: bytes
+    said_seconds: float | None = None
+    """How long the record says that the recording is; None where it does not say, or does not say whether that is all of it."""
 
 
 Segment = Text | Image | Audio
@@ -73,3 +75,17 @@ class Sample:
     def segments(self) -> Iterator[Segment]:
         """The segments of all turns in order."""
         return (segment for turn in self.turns for segment in turn.segments)
+
+    def with_pieces(self, counts: Sequence[int]) -> Sample:
+        """Return the sample with each recording in so many pieces, one after the other; each stands for the whole file."""
+        if all(count == 1 for count in counts):
+            return self
+        count_of = iter(counts)
+
+        def pieces(segment: Segment) -> tuple[Segment, ...]:
+            return (segment,) * (next(count_of) if isinstance(segment, Audio) else 1)
+
+        turns = (
+            replace(turn, segments=tuple(piece for segment in turn.segments for piece in pieces(segment))) for turn in self.turns
+        )
+        return replace(self, turns=tuple(turns))

@@ -140,6 +140,17 @@ def check_whole(fields: Mapping[str, Any], spec: MappingSpec) -> None:
             )
 
 
+def said_seconds(fields: Mapping[str, Any], spec: MappingSpec) -> float | None:
+    """Return the seconds that a recording in a file must have to be meant as a whole; None where the fields do not say.
+
+    A manifest of parts of files has an `offset` and a `duration` in each row, and the first part of a file has the offset 0.
+    """
+    offset, duration = fields.get("offset"), fields.get("duration")
+    if isinstance(offset, int | float) and isinstance(duration, int | float) and duration > 0 and "duration" not in spec.ignore:
+        return float(duration)
+    return None
+
+
 def check_elsewhere(record: Record, used: Collection[str], spec: MappingSpec, *, is_pair: bool) -> None:
     """Raise BadSampleError with unused_media if a field not in `used` has the number of a medium, for a text that has none.
 

@@ -18,6 +18,7 @@
     named_media.py  media_files.py     media in files of their own, which rows name
     energon.py      Megatron-Energon data sets of WebDataset shards; metadataset.py: blends of them; braces.py: shard names
     annotation.py   JSON bytes to values
+    filtered.py     a shard without what its source's filter does not admit
 
 These modules do not know which field of a record is its text or its image; `records.record_to_sample` does.
 """
@@ -33,6 +34,7 @@ from headrace.preprocessor.sources.blob import BlobCache, local_path
 from headrace.preprocessor.sources.cache import default_cache
 from headrace.preprocessor.sources.csv_rows import CsvShard
 from headrace.preprocessor.sources.energon import EnergonShard, read_recipe
+from headrace.preprocessor.sources.filtered import FilteredShard
 from headrace.preprocessor.sources.formats import ENDS
 from headrace.preprocessor.sources.json_array import JsonShard
 from headrace.preprocessor.sources.jsonl import JsonlShard
@@ -48,7 +50,7 @@ __all__ = ["Record", "Shard", "list_shards", "open_shard"]
 
 
 def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> Shard:
-    """Open and index the shard at `url`, a file that `list_shards` returned for `source`.
+    """Open and index the shard at `url`, a file that `list_shards` returned for `source`: the rows that its filter admits.
 
     A remote shard is read through `cache`, and Parquet is unpacked into it, by default a cache in this user's directory below
     the system's temporary one. Other local shards and those at memory:// URLs are read in place.
@@ -56,6 +58,11 @@ def open_shard(url: str, source: SourceSpec, cache: BlobCache | None = None) -> 
     Damage inside the file is not an error: it is listed in the shard's `rejected`, and the sound rows can be read.
     Raises DatasetError where the file as a whole cannot be read.
     """
+    shard = _open_whole(url, source, cache)
+    return FilteredShard(shard, source.filter) if source.filter.fields else shard
+
+
+def _open_whole(url: str, source: SourceSpec, cache: BlobCache | None) -> Shard:
     if not is_shard(url):
         raise DatasetError(f"source {source.name!r}: {url} is not a shard; shards end in {ENDS}")
     is_read_in_place = url.startswith("memory://") or (local_path(url) is not None and not url.endswith(".parquet"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from headrace.preprocessor.records.record import Record
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -34,6 +35,17 @@ class Shard(ABC):
     @abstractmethod
     def read(self, row: int) -> Record:
         """Return the record at `row`. Raises BadSampleError where it is damaged, DatasetError where the file is gone."""
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:  # noqa: ARG002 - others need it
+        """Yield the fields of each row, at least those that `paths` lead into (records.key_path); None for one that is damaged.
+
+        Without `paths`, all fields.
+        """
+        for row in range(self.num_rows):
+            try:
+                yield self.read(row).fields
+            except BadSampleError:
+                yield None
 
     @abstractmethod
     def close(self) -> None:

@@ -11,6 +11,7 @@ What the source's mapping names or ignores stays as it is.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +65,10 @@ class NamedMedia:
         fields = {changes.get(name, name): value for name, value in fields.items()}
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 
+    def stored_paths(self, paths: Collection[str] | None) -> Collection[str] | None:
+        """Return the paths of rows as they are stored from which `record` makes fields at `paths`; None: all may be needed."""
+        return None if paths is None or self._is_metadata else (*paths, _NEMO)
+
     def with_bytes(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Return the fields with the bytes of the file in each `{bytes, path}` of media that has a path alone.
 
@@ -105,6 +110,11 @@ class TableShard(Shard):
         if record.fields.keys() >= _IMG2DATASET and record.fields["status"] != "success":
             raise BadSampleError(Reason.MISSING_MEDIA, f"img2dataset got no image: {record.fields['error_message']}")
         return self._media.record(record.key, self._media.with_bytes(dict(record.fields)))
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each row, without loading what they name; see `Shard.annotations`."""
+        for fields in self._table.annotations(self._media.stored_paths(paths)):
+            yield None if fields is None else self._media.record("", dict(fields)).fields
 
     def close(self) -> None:
         """Close the file."""

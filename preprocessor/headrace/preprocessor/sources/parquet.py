@@ -17,9 +17,9 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,22 @@ class ParquetShard(Shard):
             raise BadSampleError(Reason.SCHEMA_ERROR, f"a cell has no value in Python, cast its column: {err}") from err
         return Record(key=key, fields=fields, load=_no_files)
 
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each row, decoding only the columns that are asked for; see `Shard.annotations`."""
+        columns = None
+        if paths is not None:
+            columns = [name for name in self._schema.names if any(f"{path}.".startswith(f"{name}.") for path in paths)]
+        for group, begin in enumerate(self._starts[:-1] if self.num_rows else ()):
+            left = self._starts[group + 1] - begin
+            with contextlib.suppress(BadSampleError):
+                dictionary_columns(self._metadata, group, self._blob)  # refuses a group that takes too much memory
+                rows = max(1, rows_at_once(self._metadata, group, self._blob))
+                with self._opened(group) as file:
+                    for batch in file.iter_batches(row_groups=[group], batch_size=rows, columns=columns, use_threads=False):
+                        yield from _values(batch)
+                        left -= batch.num_rows
+            yield from repeat(None, left)
+
     def close(self) -> None:
         """Close the file and free its decoded row groups."""
         CACHE.drop(self._serial)
@@ -177,6 +193,15 @@ class ParquetShard(Shard):
             if isinstance(err, OSError) and err.errno is not None:
                 raise unreadable_error(self._url, err) from err
             raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"row group {group} does not decode: {err}") from err
+
+
+def _values(batch: pa.RecordBatch) -> list[dict[str, Any]] | list[None]:
+    """Return the rows of a batch as Python values; None for each if a cell has none."""
+    try:
+        rows: list[dict[str, Any]] = batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [None] * batch.num_rows
+    return rows
 
 
 def _units(sizes: list[int]) -> list[range]:

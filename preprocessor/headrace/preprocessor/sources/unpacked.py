@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import tempfile
 import threading
 import weakref
 import zlib
+from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from headrace.preprocessor.sources.blob import Blob, BlobReader, LocalBlob
 from headrace.quarantine import BadSampleError, Reason
 
 COPY_BYTES = 2**20
+_ARROW_BYTES = 2**16
 MAX_SHARD_BYTES = 8 * 2**30  # sound MDS shards have at most half of it, as their offsets are 32 bits wide
 MAX_TOTAL_BYTES = 32 * 2**30
 """Limit on all unpacked shards open in this process: a job has 32 shards open, and packed data come in shards of up to 1 GB."""
@@ -76,17 +79,17 @@ def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | N
     failure = None
     try:
         with _opened(packed, codec) as stream:
-            chunk = memoryview(bytearray(COPY_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
-            while size := stream.readinto(chunk):
-                unpacking.write(chunk[:size])
+            for data in _pieces(stream):
+                unpacking.write(data)
     except BadSampleError as err:
         failure = BadSampleError(err.reason, err.detail)  # without a traceback, which would keep all that refers to the blob
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as err:
         if isinstance(err, OSError) and err.errno is not None:
             unpacking.discard()
             raise
-        reason = Reason.ARCHIVE_TRUNCATED if isinstance(err, EOFError) else Reason.ARCHIVE_CORRUPT
-        ending = "ends early" if isinstance(err, EOFError) else f"is damaged: {err}"
+        ends_early = isinstance(err, EOFError) or "Truncated compressed stream" in str(err)
+        reason = Reason.ARCHIVE_TRUNCATED if ends_early else Reason.ARCHIVE_CORRUPT
+        ending = "ends early" if ends_early else f"is damaged: {err}"
         failure = BadSampleError(reason, f"the {codec} data {ending}")
     except BaseException:
         unpacking.discard()
@@ -96,9 +99,20 @@ def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | N
     return unpacking.finish(), failure
 
 
+def _pieces(stream: Any) -> Iterator[bytes | memoryview]:
+    """Yield what a stream unpacks to, in pieces that are small where a failure loses the piece that is being read."""
+    if isinstance(stream, gzip.GzipFile | bz2.BZ2File):
+        yield from iter(lambda: stream.read1(COPY_BYTES), b"")  # what is unpacked next, and never more than is sound
+        return
+    chunk = memoryview(bytearray(_ARROW_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
+    while size := stream.readinto(chunk):
+        yield chunk[:size]
+
+
 def _opened(packed: Blob, codec: str) -> Any:
-    if codec == "gzip":  # Python's tells data that end early from damaged ones
-        return gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), COPY_BYTES))
+    if codec in ("gzip", "bz2"):
+        file = io.BufferedReader(BlobReader(packed), COPY_BYTES)
+        return gzip.GzipFile(fileobj=file) if codec == "gzip" else bz2.BZ2File(file)
     return pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), codec)
 
 

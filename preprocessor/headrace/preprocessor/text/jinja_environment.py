@@ -7,7 +7,6 @@ characters, and knows no clock: the date is the one that the job names, so that 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
@@ -18,16 +17,15 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from headrace.errors import SpecError
+from headrace.preprocessor.text.template_bounds import BoundedEnvironment, bound_concatenations
 from headrace.quarantine import BadSampleError, Reason
 
 MAX_STEPS = 1_000_000
 """Most rounds of loops and calls of macros for one sample: a conversation of 1,000 turns takes some thousands a rendering."""
-_MOST_EXPONENT = 64
-_WIDE = re.compile(r"%[^%a-zA-Z]*(?:[0-9]{5,}|\*)")  # a format of a width of five digits or more, or one that is an argument
+_WIDEST_INDENT = 99
 _STEP, _MARKS = "_headrace_step", "_headrace_marks"  # names in the context of a rendering
 
 
@@ -65,7 +63,9 @@ class JinjaTemplate:
 
         Raises SpecError if the source is no Jinja.
         """
-        environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+        environment = BoundedEnvironment(
+            max_characters, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
         environment.filters["tojson"] = _to_json
         del environment.filters["random"], environment.globals["lipsum"]  # sequences are the same in every process
         environment.globals |= {
@@ -79,6 +79,7 @@ class JinjaTemplate:
             """The literal strings of the template, and the names of attributes and variables that it asks for."""
             self.has_generation = any(isinstance(node, nodes.CallBlock) and _is_generation(node) for node in _nodes(tree))
             """Whether the template marks what is learnt."""
+            bound_concatenations(tree)
             _count_steps(tree)
             self._template = environment.from_string(tree)
         except TemplateSyntaxError as err:
@@ -120,25 +121,6 @@ class JinjaTemplate:
         return _unmarked("".join(written), marks)
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which no product or formatted string is huge: a short template could ask for gigabytes."""
-
-    intercepted_binops = frozenset(("*", "**", "%"))
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        sequences = [side for side in (left, right) if isinstance(side, str | list | tuple)]
-        if operator == "*" and sequences:
-            numbers = [side for side in (left, right) if isinstance(side, int)]
-            is_huge = bool(numbers) and len(sequences[0]) * numbers[0] > MAX_STEPS
-        elif operator == "%":
-            is_huge = isinstance(left, str) and _WIDE.search(left) is not None
-        else:
-            is_huge = operator == "**" and isinstance(right, int) and abs(right) > _MOST_EXPONENT
-        if is_huge:
-            raise TemplateError(f"{operator} would make more than {MAX_STEPS} of something")
-        return super().call_binop(context, operator, left, right)
-
-
 class _Generation(Extension):
     """`{% generation %}`: puts marks around what it encloses."""
 
@@ -177,6 +159,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    if isinstance(indent, int) and indent > _WIDEST_INDENT:
+        raise TemplateError(f"tojson takes an indent of at most {_WIDEST_INDENT}")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

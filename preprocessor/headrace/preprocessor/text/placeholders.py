@@ -1,7 +1,7 @@
 """Where the tokens of images and recordings go in what a chat template writes.
 
 A template writes a short placeholder for a medium, and the model's processor puts as many tokens in its place as the medium
-has: mostly the placeholder itself, repeated. EXPANSIONS has the published exceptions, for an image that is not cut into tiles.
+has: mostly the placeholder itself, repeated. EXPANSIONS has the published exceptions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 from headrace.errors import SpecError
 from headrace.preprocessor.text import TextEncoder
+from headrace.preprocessor.text.media_markup import Markup
+from headrace.preprocessor.text.templates.gemma import GEMMA3
+from headrace.preprocessor.text.templates.pixtral import PIXTRAL
+from headrace.preprocessor.text.templates.smolvlm import SMOLVLM
 
 Render = Callable[[list[dict[str, object]]], str | None]
 """Renders a user's message with this content, and an answer to it; None if the template refuses it."""
@@ -22,12 +26,13 @@ TOKENS = {
 }
 """Published placeholders, by the kind of the medium."""
 
-EXPANSIONS = (
-    ("<start_of_image>", "\n\n<start_of_image>", "<image_soft_token>", "<end_of_image>\n\n"),  # Gemma 3
-    ("<IMG_CONTEXT>", "<img>", "<IMG_CONTEXT>", "</img>"),  # InternVL
-    ("<image>", "<fake_token_around_image><global-img>", "<image>", "<fake_token_around_image>"),  # SmolVLM, Idefics 3
-)
-"""(what the template writes, what stands before the tokens, the token that is repeated, what stands behind them)."""
+EXPANSIONS = {
+    "<start_of_image>": GEMMA3.image,
+    "<IMG_CONTEXT>": Markup(before="<img>", token="<IMG_CONTEXT>", behind="</img>"),  # InternVL, whose template ends the line
+    "[IMG]": PIXTRAL.image,
+    "<image>": SMOLVLM.image,
+}
+"""What takes the place of what a template writes, where the tokenizer has the control tokens in it."""
 
 _BEFORE, _BEHIND = "before", "behind"
 
@@ -38,11 +43,8 @@ class Placeholder:
 
     written: str
     """Name of the control token that the template writes."""
-    before: str
-    """Markup that takes its place together with the repeated token, in front of that and behind it."""
-    token: str
-    """Name of the control token that is repeated."""
-    behind: str
+    markup: Markup
+    """What takes its place."""
     head: str
     """What the template writes around the placeholder between two texts, in front of it and behind it; for documents."""
     tail: str
@@ -58,7 +60,7 @@ def find_placeholder(kind: str, render: Render, encoder: TextEncoder, named: str
     tokens = [] if without is None or between is None else _tokens(between, without, encoder)
     options = [option for token in tokens for option in _options(token, encoder)]
     if named:
-        chosen = next((option for option in options if named in (option[0], option[2])), None)
+        chosen = next((option for option in options if named in (option[0], option[1].token)), None)
         if chosen is None:
             said = ", ".join(tokens) or "nothing"
             raise SpecError(f"text.{kind}_token: for a part of type {kind} the chat template writes {said}, not {named}")
@@ -67,20 +69,19 @@ def find_placeholder(kind: str, render: Render, encoder: TextEncoder, named: str
         chosen = known[0] if known else options[0] if len(tokens) == 1 else None
     if chosen is None or between is None:
         return None
-    written, before, token, behind = chosen
+    written, markup = chosen
     head, tail = _around(between, written)
-    return Placeholder(written=written, before=before, token=token, behind=behind, head=head, tail=tail)
+    return Placeholder(written=written, markup=markup, head=head, tail=tail)
 
 
-def _options(token: str, encoder: TextEncoder) -> list[tuple[str, str, str, str]]:
-    """Return in what ways a written token may be replaced with this tokenizer, the likeliest first."""
-    published = [option for option in EXPANSIONS if option[0] == token and _has_all(encoder, option)]
-    return [*published, (token, "", token, "")]
+def _options(token: str, encoder: TextEncoder) -> list[tuple[str, Markup]]:
+    """Return a written token with what may take its place with this tokenizer, the likeliest first."""
+    published = EXPANSIONS.get(token)
+    return [*([(token, published)] if published and _has_all(encoder, published) else []), (token, Markup(token=token))]
 
 
-def _has_all(encoder: TextEncoder, option: tuple[str, str, str, str]) -> bool:
-    markup = "".join(option[1:])
-    left = markup
+def _has_all(encoder: TextEncoder, markup: Markup) -> bool:
+    left = markup.before + markup.token + markup.row_break + markup.behind
     for token in sorted(encoder.control, key=len, reverse=True):
         left = left.replace(token, "")
     return not left.strip()

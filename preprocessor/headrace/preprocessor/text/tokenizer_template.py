@@ -15,12 +15,14 @@ from typing import Any
 
 from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
+from headrace.preprocessor.records.draft import MediaKind
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Text, Turn
 from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
 from headrace.preprocessor.text import TextEncoder, load_encoder
 from headrace.preprocessor.text.disguise import Disguises
 from headrace.preprocessor.text.jinja_environment import JinjaTemplate, Rendering, Steps, TodayUnknownError
 from headrace.preprocessor.text.learnt_spans import Span, common_spans, derived_spans
+from headrace.preprocessor.text.media_markup import Markup, MediumTokens
 from headrace.preprocessor.text.placeholders import TOKENS, Placeholder, find_placeholder
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate, SequenceBuilder, TokenSequence, count_disarmed
 from headrace.preprocessor.text.tokenizer_folder import TokenizerFolder, read_folder
@@ -29,6 +31,8 @@ from headrace.text_spec import TextSpec
 
 _NOTED = ("tool_calls", *THOUGHT_FIELDS)
 """Fields of a message that must not get lost: a template that asks for none of their names refuses the sample."""
+_CUT_TOKENS = 1 << 18
+"""Tokens that a conversation may at least have where it is cut: a template writes it whole first, which is bounded."""
 _QUESTION, _ANSWER = "headrace asks", "headrace answers"
 
 
@@ -52,10 +56,11 @@ class TokenizerTemplate(PromptTemplate):
         placeholders that it names.
         """
         self.encoder = encoder
-        self._max_tokens = spec.max_tokens
+        self._max_tokens, self._too_long = spec.max_tokens, spec.too_long
         self._named_tokens = folder.named_tokens
         variables = {**folder.named_tokens, **spec.chat_template_kwargs}
-        max_characters = spec.max_tokens * encoder.longest
+        most_tokens = spec.max_tokens if spec.too_long == "refuse" else max(spec.max_tokens, _CUT_TOKENS)
+        max_characters = most_tokens * encoder.longest
         self._template = JinjaTemplate(folder.template, variables, spec.today, max_characters)
         self._tool_template = JinjaTemplate(folder.tool_template, variables, spec.today, max_characters)
         self._control = _control_pattern(encoder)
@@ -64,26 +69,26 @@ class TokenizerTemplate(PromptTemplate):
         self._takes_strings, self._takes_parts = self._understood()
         self._placeholders = {
             kind: find_placeholder(kind, self._try_parts, encoder, named)
-            for kind, named in (("image", spec.image_token), ("audio", spec.audio_token))
+            for kind, named in ((MediaKind.IMAGE, spec.image_token), (MediaKind.AUDIO, spec.audio_token))
         }
         image, audio = (
-            encoder.control[placeholder.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
+            encoder.control[placeholder.markup.token] if placeholder else NO_TOKEN for placeholder in self._placeholders.values()
         )
         self.vocabulary = Vocabulary(size=encoder.vocab_size, image_token=image, audio_token=audio)
         begin = folder.named_tokens.get("bos_token", "")
         self._begins_with_bos = begin in encoder.control and (self._try(_QUESTION) or "").startswith(begin)
 
-    def render(self, sample: Sample, media_tokens: list[int]) -> TokenSequence:
-        """Render a sample to token ids and labels; `media_tokens` is the number of tokens of each medium, in order.
+    def render(self, sample: Sample, media_tokens: Sequence[MediumTokens]) -> TokenSequence:
+        """Render a sample to token ids and labels; `media_tokens` are the tokens of each medium, in order.
 
         Raises BadSampleError with too_long, encoding_error, unsupported_media (a medium for which the template has no known
         placeholder), placeholder_mismatch (the template leaves some out) or schema_error (the template refuses the conversation,
         has no place for what is in it, or does not tell what is learnt).
         """
         media = {kind: _Media(kind, placeholder) for kind, placeholder in self._placeholders.items()}
-        for medium, count in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
-            media[_kind(medium)].expect(count)
-        builder = SequenceBuilder(self.encoder, self._max_tokens)
+        for medium, tokens in zip((item for item in sample.segments if not isinstance(item, Text)), media_tokens, strict=True):
+            media[_kind(medium)].expect(tokens)
+        builder = SequenceBuilder(self.encoder, self._max_tokens, self._too_long)
         if any(isinstance(segment, Text) and not segment.learnt for segment in sample.segments):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
@@ -97,7 +102,7 @@ class TokenizerTemplate(PromptTemplate):
             kind.check_all_there()
         return builder.finish(num_disarmed=count_disarmed(sample, self.encoder))
 
-    def _add_document(self, builder: SequenceBuilder, turn: Turn, media: Mapping[str, _Media]) -> None:
+    def _add_document(self, builder: SequenceBuilder, turn: Turn, media: Mapping[MediaKind, _Media]) -> None:
         """Add a caption or document: no template knows these, so it is its text between the tokens of beginning and end."""
         begin, end = (self._named_tokens.get(name, "") for name in ("bos_token", "eos_token"))
         if end not in self.encoder.control:
@@ -114,7 +119,7 @@ class TokenizerTemplate(PromptTemplate):
                 builder.add(self._pieces(tail), loss=False)
         builder.add_control(self.encoder.control[end], loss=turn.loss)
 
-    def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[str, _Media]) -> None:
+    def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[MediaKind, _Media]) -> None:
         text, worn, spans = self._rendered(sample)
         written = {kind.written: kind for kind in media.values()}
         place = 0
@@ -130,10 +135,14 @@ class TokenizerTemplate(PromptTemplate):
         _add_words(builder, text, (place, len(text)), spans)
 
     def _add_medium(self, builder: SequenceBuilder, media: _Media) -> None:
-        placeholder, count = media.next()
-        builder.add(self._pieces(placeholder.before), loss=False)
-        builder.add_control(self.encoder.control[placeholder.token], count=count, loss=False)
-        builder.add(self._pieces(placeholder.behind), loss=False)
+        markup, tokens = media.next()
+        opening, closing = ({piece for piece in self._pieces(text) if isinstance(piece, int)} for text in media.around)
+        with builder.medium(media.kind, opening, closing):
+            for piece in markup.pieces(tokens):
+                if isinstance(piece, int):
+                    builder.add_control(self.encoder.control[markup.token], count=piece, loss=False)
+                else:
+                    builder.add(self._pieces(piece), loss=False)
 
     def _rendered(self, sample: Sample) -> tuple[str, str, list[Span]]:
         """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and the spans
@@ -188,14 +197,16 @@ class TokenizerTemplate(PromptTemplate):
 
     def _try(self, content: Any) -> str | None:
         """Return how the template renders a question and its answer; None if it refuses them. Raises SpecError."""
-        answer = [{"type": "text", "text": _ANSWER}] if isinstance(content, list) else _ANSWER
-        messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
-        try:
-            return self._template.render(messages, None, Steps()).text
-        except TodayUnknownError as err:
-            raise SpecError(err.detail) from err
-        except BadSampleError:
-            return None
+        answers = [[{"type": "text", "text": _ANSWER}], _ANSWER] if isinstance(content, list) else [_ANSWER]
+        for answer in answers:  # some take parts from a user, and a text from the assistant
+            messages = [{"role": "user", "content": content}, {"role": "assistant", "content": answer}]
+            try:
+                return self._template.render(messages, None, Steps()).text
+            except TodayUnknownError as err:
+                raise SpecError(err.detail) from err
+            except BadSampleError:
+                continue
+        return None
 
     def _widened(self, text: str, match: re.Match[str], place: int) -> Span:
         """Return the characters that a control token takes, some of which swallow the white space beside them."""
@@ -214,41 +225,41 @@ class TokenizerTemplate(PromptTemplate):
 
 
 class _Media:
-    """The media of one kind in a sample: their placeholder, and the numbers of tokens of those that are still to come."""
+    """The media of one kind in a sample: their placeholder, and the tokens of those that are still to come."""
 
-    def __init__(self, kind: str, placeholder: Placeholder | None) -> None:
-        self._kind = kind
+    def __init__(self, kind: MediaKind, placeholder: Placeholder | None) -> None:
+        self.kind = kind
         self._placeholder = placeholder
-        self._counts: list[int] = []
+        self._tokens: list[MediumTokens] = []
         self._num_written = 0
         self.written = placeholder.written if placeholder else ""
         self.around = (placeholder.head, placeholder.tail) if placeholder else ("", "")
 
-    def expect(self, num_tokens: int) -> None:
-        """Say that one more medium has so many tokens. Raises BadSampleError (unsupported_media) if none has a placeholder."""
+    def expect(self, tokens: MediumTokens) -> None:
+        """Say that one more medium has these tokens. Raises BadSampleError (unsupported_media) if none has a placeholder."""
         if self._placeholder is None:
             raise BadSampleError(
                 Reason.UNSUPPORTED_MEDIA,
-                f"the chat template has no known placeholder for a part of type {self._kind}; name it in text.{self._kind}_token",
+                f"the chat template has no known placeholder for a part of type {self.kind}; name it in text.{self.kind}_token",
             )
-        self._counts.append(num_tokens)
+        self._tokens.append(tokens)
 
-    def next(self) -> tuple[Placeholder, int]:
-        """Return placeholder and number of tokens of the next medium. Raises BadSampleError if there is none any more."""
-        if self._placeholder is None or self._num_written == len(self._counts):
+    def next(self) -> tuple[Markup, MediumTokens]:
+        """Return markup and tokens of the next medium. Raises BadSampleError if there is none any more."""
+        if self._placeholder is None or self._num_written == len(self._tokens):
             raise BadSampleError(
                 Reason.PLACEHOLDER_MISMATCH,
-                f"the chat template writes more than {len(self._counts)} placeholders: {self.written}",
+                f"the chat template writes more than {len(self._tokens)} placeholders: {self.written}",
             )
         self._num_written += 1
-        return self._placeholder, self._counts[self._num_written - 1]
+        return self._placeholder.markup, self._tokens[self._num_written - 1]
 
     def check_all_there(self) -> None:
         """Raise BadSampleError (placeholder_mismatch) if the template has left out a medium."""
-        if self._num_written < len(self._counts):
+        if self._num_written < len(self._tokens):
             raise BadSampleError(
                 Reason.PLACEHOLDER_MISMATCH,
-                f"the chat template writes {self._num_written} placeholders for {len(self._counts)} parts of type {self._kind}",
+                f"the chat template writes {self._num_written} placeholders for {len(self._tokens)} parts of type {self.kind}",
             )
 
 
@@ -279,8 +290,8 @@ def _part(segment: Text | Image | Audio) -> dict[str, str]:
     return {"type": "text", "text": segment.text} if isinstance(segment, Text) else {"type": _kind(segment)}
 
 
-def _kind(medium: Image | Audio) -> str:
-    return "image" if isinstance(medium, Image) else "audio"
+def _kind(medium: Image | Audio) -> MediaKind:
+    return MediaKind.IMAGE if isinstance(medium, Image) else MediaKind.AUDIO
 
 
 def _control_pattern(encoder: TextEncoder) -> re.Pattern[str]:

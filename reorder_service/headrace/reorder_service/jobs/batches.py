@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.errors import JobFailedError, UserError
 from headrace.reorder_service.jobs.counted_shards import CountedShards
@@ -41,10 +42,14 @@ class GlobalBatches:
         self._num_samples = 0
         self._spec = spec
         self._epochs = (spec.epochs or 1) if spec.epochs is not None or spec.steps is None else None
+        ends = [source.max_epochs for source in spec.sources if source.max_epochs is not None]
+        if self._epochs is None and len(ends) == len(spec.sources):
+            self._epochs = max(ends)
         self._limit = None if spec.steps is None else spec.steps * spec.global_batch
         self._manifest = manifest
         self.changes = changes
         """Changes of the mixture; whoever sets them must call `set_up_order` next."""
+        self._known_shares: Callable[[int], NDArray[np.float64] | None] = lambda _: None
         self._contents = functools.lru_cache(maxsize=4)(lambda step, _: content_of(self.refs(step)))
 
     def set_up_order(self) -> None:
@@ -55,6 +60,7 @@ class GlobalBatches:
         size = self._spec.global_batch
         with _to_be_inspected():
             self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
+        self._known_shares = self._order.shares
         self._num_samples = self.num_steps = 0
         self._find_end()
 
@@ -108,10 +114,17 @@ class GlobalBatches:
             Mixture([1.0] * len(names), changes)
         except ValueError as err:
             raise UserError(str(err)) from err
+        endless = [source.name for source in self._spec.sources if source.max_epochs is None]
+        if endless and not any(weights[name] for name in endless):
+            raise UserError(
+                f"weights leave only sources that end by their max_epochs: give one of {', '.join(endless)} a weight above 0"
+            )
         return changes
 
     def shares(self, step: int) -> list[float]:
         """Return each source's share of the samples at a step, in the order of the spec; all 0 before any count."""
+        if (known := self._known_shares(step * self._spec.global_batch)) is not None:
+            return [float(share) for share in known]
         changed = [weights for first, weights in self.changes if first <= step]
         given = [source.weight for source in self._spec.sources if source.weight is not None]  # of all sources or of none
         weights = changed[-1] if changed else given or self._manifest.num_samples().tolist()

@@ -69,7 +69,12 @@ class CountedShards:
         `changes`: (place, weights from there on) each. Raises ValueError where a source has no sample, or weights are invalid.
         """
         sources = [
-            SourceShards(name=source.name, shards=np.flatnonzero(self.shards.sources == s), weight=source.weight)
+            SourceShards(
+                name=source.name,
+                shards=np.flatnonzero(self.shards.sources == s),
+                weight=source.weight,
+                max_epochs=source.max_epochs,
+            )
             for s, source in enumerate(self._spec.sources)
         ]
         spec = self._spec

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from headrace.errors import ConflictError, UserError
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
-from headrace.quarantine import Rejected
+from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
@@ -195,7 +195,8 @@ class Cursor:
         with tracing.span("commit", step.trace, samples=len(record.samples)):
             await self.save(step, record, rejected)
         for item in rejected:
-            log.warning("quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
+            level = logging.DEBUG if item.reason is Reason.FILTERED else logging.WARNING
+            log.log(level, "quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
         while len(self.recent) > 1 and sum(len(kept.refs) for kept in self.recent) > RECENT_SAMPLES:

@@ -18,7 +18,7 @@ from headrace import message_codec
 from headrace.measured import MeasuredWork
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
-from headrace.quarantine import Rejected
+from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
@@ -327,15 +327,17 @@ class PlannedStep:
         # A substitute that fails late is quarantined at its own place in the global order, not here.
         rejected = [*self.rejected, *(item for place, item in late.items() if place not in self.substitutes)]
         good = {sample_id: probe for sample_id, probe in self.probes.items() if sample_id not in late}
-        of_source: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+        of_source: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(Amounts._fields))
         for sample_id, probe in good.items():
             sums = of_source[source_of(shards[sample_id])]
             sums[0] += 1
             sums[1] += probe.num_tokens
             sums[2] += sum(probe.image_patches)
             sums[3] += sum(probe.mel_frames)
+            sums[5] += probe.is_truncated
+        filtered = {item.sample_id for item in rejected if item.reason is Reason.FILTERED}
         for sample_id in (shards.keys() - good.keys()) | self.substitutes.keys():
-            of_source[source_of(shards[sample_id])][4] += 1
+            of_source[source_of(shards[sample_id])][6 if sample_id in filtered else 4] += 1
         delivered: Delivered = {source: Amounts(*sums) for source, sums in of_source.items()}
         losses = [commit.loss for commit in self.commits.values() if not math.isnan(commit.loss)]
         return (

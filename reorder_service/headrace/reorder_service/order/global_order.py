@@ -37,6 +37,8 @@ class SourceShards:
     shards: Int64
     """(n,) numbers of the shards in the manifest."""
     weight: float | None = None
+    max_epochs: int | None = None
+    """How often the source gives its samples at most; None: for ever."""
 
 
 def permutation(n: int, key: int) -> Int64:
@@ -176,12 +178,14 @@ class GlobalOrder:
         self._orders = [
             SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle=shuffle) for source in sources
         ]
+        self._max_epochs = [source.max_epochs for source in sources]
         self._changes = changes
+        self._most: dict[int, int] = {}  # source -> samples that it gives in all, of those whose end is known
         self._mixture: Mixture | None = None
+        self._weights: Weights | None = None
         if len(sources) == 1 or all(source.weight for source in sources):
-            self._mixture = Mixture([source.weight or 1.0 for source in sources], changes)
-        else:
-            self._mix_by_size()
+            self._weights = [source.weight or 1.0 for source in sources]
+        self._mix()
 
     @property
     def is_counted(self) -> bool:
@@ -198,13 +202,17 @@ class GlobalOrder:
         """
         for order in self._orders:
             order.take_up()
-        if self._mixture is None:
-            self._mix_by_size()
+        self._mix()
         if self._mixture is None:
             return [shard for order in self._orders for shard in order.to_count(order.num_samples, _TOGETHER)]
         given = self._mixture.given(stop)
         further = epochs is not None and not self.reaches(stop, epochs)
-        positions = [order.num_samples if further else max(0, int(n) - 1) for order, n in zip(self._orders, given, strict=True)]
+        positions = [
+            order.num_samples
+            if further
+            else max(0, int(n) - (most is None))  # whether the source ends at `stop` changes what follows
+            for order, n, most in zip(self._orders, given, self._max_epochs, strict=True)
+        ]
         return [
             shard for order, position in zip(self._orders, positions, strict=True) for shard in order.to_count(position, ahead)
         ]
@@ -216,21 +224,43 @@ class GlobalOrder:
         if self.is_counted:
             return self.num_samples(epochs) >= stop
         given = self._mixture.given(stop)
-        return any(self._mixture.is_endless(s) and epochs * order.num_samples > given[s] for s, order in enumerate(self._orders))
+        return any(
+            self._mixture.is_endless(s) and self._epochs_of(s, epochs) * order.num_samples > given[s]
+            for s, order in enumerate(self._orders)
+        )
 
     def num_samples(self, epochs: int) -> int:
         """Return the number of places until every source has given all of its samples `epochs` times.
 
         With weights, the other sources repeat more often than the last. A source whose weight becomes 0 before that is not waited
-        for. Every shard must be counted.
+        for, and one that may not give its samples as often only until it has given its last. Every shard must be counted.
         """
         assert self._mixture is not None
-        last = [self._mixture.place(source, epochs * order.num_samples - 1) for source, order in enumerate(self._orders)]
+        last = [
+            self._mixture.place(s, self._epochs_of(s, epochs) * order.num_samples - 1) for s, order in enumerate(self._orders)
+        ]
         return 1 + max(place for place in last if place is not None)
 
-    def _mix_by_size(self) -> None:
-        if self.is_counted:
-            self._mixture = Mixture([order.num_samples for order in self._orders], self._changes)
+    def shares(self, place: int) -> npt.NDArray[np.float64] | None:
+        """Return the share of each source in the samples from a place on: (number of sources,). None while it is not known."""
+        return None if self._mixture is None else self._mixture.shares(place)
+
+    def _epochs_of(self, source: int, epochs: int) -> int:
+        """Return how often a source gives its samples until the end of so many epochs."""
+        return min(epochs, self._max_epochs[source] or epochs)
+
+    def _mix(self) -> None:
+        """Mix the sources as soon as that is possible, and again when it is known where one of them ends.
+
+        Places told before stay as they are, since `to_count` has looked further than them for sources that end.
+        """
+        most = {
+            s: n * order.num_samples for s, order in enumerate(self._orders) if (n := self._max_epochs[s]) and order.is_counted
+        }
+        if self._mixture is None or most != self._most:
+            weights = self._weights or ([order.num_samples for order in self._orders] if self.is_counted else None)
+            if weights is not None:
+                self._most, self._mixture = most, Mixture(weights, self._changes, most)
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """Return the samples at places start .. stop - 1. Their shards must be counted, see `to_count`."""

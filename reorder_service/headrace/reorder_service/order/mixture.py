@@ -2,19 +2,23 @@
 
 The sources interleave evenly: sample k of a source with share p is due at time (k + 1/2) / p, and samples are taken in the
 order in which they are due. Where the weights change, time starts at 0 again, and every source continues after the samples that
-it has given. All of it allows random access, so a resumed job computes nothing twice.
+it has given. A source that may give only so many samples has a weight of 0 from its last one on. All of it allows random access,
+so a resumed job computes nothing twice.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 Weights = Sequence[float]
+
+_ENDLESS = np.iinfo(np.int64).max
+_NO_LIMITS: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +34,50 @@ class _Span:
 class Mixture:
     """The interleaving of sources by their weights: maps each place to a source and a position in it."""
 
-    def __init__(self, weights: Weights, changes: Sequence[tuple[int, Weights]] = ()) -> None:
-        """`changes`: (place, weights from there on) each, by ascending place.
+    def __init__(
+        self, weights: Weights, changes: Sequence[tuple[int, Weights]] = (), most: Mapping[int, int] = _NO_LIMITS
+    ) -> None:
+        """`changes`: (place, weights from there on) each, by ascending place. `most`: source -> samples that it gives in all.
 
         Raises ValueError where the weights or the order of the changes are invalid.
         """
-        self._spans = [_Span(0, _shares(weights), np.zeros(len(weights), np.int64))]
-        for first, later in changes:
-            former = self._spans[-1]
-            if first < former.first or len(later) != len(weights):
-                raise ValueError(f"weights from place {first} on must follow those from {former.first} on, one for each source")
-            given = former.given + _counts(former.shares, first - former.first)
-            if first == former.first:
-                self._spans.pop()
-            self._spans.append(_Span(first, _shares(later), given))
+        self._most = np.full(len(weights), _ENDLESS)
+        self._most[list(most)] = list(most.values())
+        self._spans = [_Span(0, np.zeros(len(weights)), np.zeros(len(weights), np.int64))]
+        self._weigh(0, weights)
+        for place, (first, later) in enumerate(changes):
+            before = changes[place - 1][0] if place else 0
+            if first < before or len(later) != len(weights):
+                raise ValueError(f"weights from place {first} on must follow those from {before} on, one for each source")
+            self._end_sources(first)
+            self._weigh(first, later)
+        self._end_sources(None)
+
+    def _weigh(self, first: int, weights: Weights) -> None:
+        """Begin a span with other weights, in which sources that have given all of their samples have none."""
+        given = self.given(first)
+        if self._spans[-1].first == first:
+            self._spans.pop()
+        shares = _shares(weights)
+        if (is_over := given >= self._most).any():
+            left = np.where(is_over, 0.0, shares)
+            shares = _shares(left.tolist()) if left.any() else left
+        self._spans.append(_Span(first, shares, given))
+
+    def _end_sources(self, stop: int | None) -> None:
+        """Begin a span wherever a source gives its last sample before the place `stop`; None: at any place."""
+        while True:
+            span = self._spans[-1]
+            ending = np.flatnonzero((span.shares > 0) & (self._most < _ENDLESS))
+            if not len(ending):
+                return
+            last = self._most[ending] - span.given[ending] - 1
+            first = int(np.lexsort((last, ending, (last + 0.5) / span.shares[ending]))[0])  # as samples are due
+            place = self.place(int(ending[first]), int(self._most[ending[first]]) - 1)
+            assert place is not None, "the source has a weight in this span"
+            if stop is not None and place + 1 >= stop:
+                return
+            self._weigh(place + 1, span.shares.tolist())
 
     def positions(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """(n, 2) source, and position in the source, of each of the n places start .. stop - 1."""
@@ -51,6 +85,7 @@ class Mixture:
         while start < stop:
             number = bisect_right(self._spans, start, key=lambda span: span.first) - 1
             span = self._spans[number]
+            assert span.shares.any(), "the mixture has no place behind the last sample of its last source"
             end = min(stop, self._spans[number + 1].first) if number + 1 < len(self._spans) else stop
             within = _interleaved(span.shares, start - span.first, end - span.first)
             within[:, 1] += span.given[within[:, 0]]
@@ -62,6 +97,10 @@ class Mixture:
         """Return how many samples of each source stand before a place."""
         span = self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1]
         return span.given + _counts(span.shares, place - span.first)
+
+    def shares(self, place: int) -> npt.NDArray[np.float64]:
+        """Return the share of each source in the samples from a place on: (number of sources,); all 0 behind the last place."""
+        return self._spans[bisect_right(self._spans, place, key=lambda span: span.first) - 1].shares
 
     def is_endless(self, source: int) -> bool:
         """Return whether a source goes on giving samples for ever: it has a weight after the last change."""
@@ -98,6 +137,8 @@ def _interleaved(shares: npt.NDArray[np.float64], start: int, stop: int) -> npt.
 
 def _counts(shares: npt.NDArray[np.float64], length: int) -> npt.NDArray[np.int64]:
     """Return how many samples of each source stand at the first `length` places."""
+    if not shares.any():
+        return np.zeros(len(shares), np.int64)
     if len(shares) == 1:
         return np.array([length])
     first, due = _due(shares, length, length)

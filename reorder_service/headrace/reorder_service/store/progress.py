@@ -22,6 +22,10 @@ class Amounts(NamedTuple):
     mel_frames: int = 0
     refused: int = 0
     """Samples that were skipped or substituted. `samples` does not count these, but it counts their substitutes."""
+    truncated: int = 0
+    """Samples that were too long and have been cut."""
+    filtered: int = 0
+    """Samples that the source's filter does not admit for their sizes; `refused` does not count them."""
 
 
 Delivered = Mapping[str, Amounts]

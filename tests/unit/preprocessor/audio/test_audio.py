@@ -117,7 +117,7 @@ def test_other_specs() -> None:
     data = encoded(tone(300, 1.0), 16_000)
     assert audio.decode(data, spec).shape == (50, 20)
     assert audio.probe(data, spec) == 50
-    assert [audio.num_tokens(frames, spec) for frames in (1, 4, 5, 50)] == [1, 1, 2, 13]
+    assert [spec.num_tokens(frames) for frames in (1, 4, 5, 50)] == [1, 1, 2, 13]
 
 
 def test_limits() -> None:
@@ -139,7 +139,7 @@ def test_no_recording_has_more_frames_than_the_job_allows(rate: int, spec: Audio
     assert refusal(encoded(np.zeros(longest + 1), rate), spec) is Reason.TOO_LONG
 
 
-@pytest.mark.parametrize("data", [b"\0\0\0\x20ftypM4A ", b"\xff\xf1\x50\x80", b"#!AMR\n", encoded(np.zeros(800), 8000, "VOC")])
+@pytest.mark.parametrize("data", [b"#!AMR\n", b"\x30\x26\xb2\x75", encoded(np.zeros(800), 8000, "VOC")])
 def test_other_kinds_are_unsupported(data: bytes) -> None:
     assert refusal(data) is Reason.UNSUPPORTED_MEDIA
 

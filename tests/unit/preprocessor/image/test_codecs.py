@@ -122,9 +122,9 @@ def test_reduced_pixels_are_the_references_too(size: tuple[int, int], subsamplin
     [(335, 335, 1), (336, 336, 2), (671, 671, 2), (672, 672, 4), (1343, 1343, 4), (1344, 1344, 8), (9000, 9000, 8), (63, 63, 1)],
 )
 def test_half_again_the_size_of_the_grid_is_left(width: int, height: int, scale: int) -> None:
-    grid = image.Grid(height=8, width=8)
-    assert reduction(width, height, grid, REDUCED) == scale
-    assert reduction(width, height, grid, SPEC) == 1
+    size = (8 * REDUCED.patch, 8 * REDUCED.patch)
+    assert reduction(width, height, size, REDUCED) == scale
+    assert reduction(width, height, size, SPEC) == 1
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -62,6 +62,17 @@ def test_both_axes_as_pillow_does(old_width: int, old_height: int, width: int, h
     np.testing.assert_array_equal(resized[:, :, :3], by_pillow(pixels, (width, height)))
 
 
+@pytest.mark.parametrize("name", ["bilinear", "lanczos"])
+@pytest.mark.skipif(int(version("pillow").split(".")[0]) < 13, reason="earlier versions begin with the columns always")
+@given(old=st.tuples(SIDES, SIDES), new=st.tuples(SIDES, SIDES))
+@settings(max_examples=100, derandomize=True)
+def test_other_filters_are_pillows(name: str, old: tuple[int, int], new: tuple[int, int]) -> None:
+    pixels = picture(*old, seed=3)
+    resized = resample.resize(pixels, *new, Scratch(), resample=name)
+    plain = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+    np.testing.assert_array_equal(resized[:, :, :3], plain.resize(new, Image.Resampling[name.upper()]))
+
+
 @pytest.mark.skipif(int(version("pillow").split(".")[0]) < 13, reason="earlier versions begin with the columns always")
 @given(SIDES, SIDES, st.integers(1, 60), st.integers(1, 60), st.tuples(*[st.sampled_from([0.0, 0.25, 0.5, 0.875])] * 4))
 @THOROUGH

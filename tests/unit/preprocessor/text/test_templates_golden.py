@@ -24,6 +24,7 @@ from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import ImageSpec
 from headrace.text_spec import TextSpec
+from tests.unit.preprocessor.text.test_named_templates import MODELS
 
 DATA = Path(__file__).parents[3] / "data" / "templates"
 GOLDEN = {
@@ -93,9 +94,11 @@ def test_images_have_as_many_tokens_as_the_processor_gives_them(stem: str) -> No
     assert seen > 5
 
 
-def test_every_template_has_a_golden_file_and_a_name_in_the_spec() -> None:
+def test_every_template_is_compared_with_transformers_and_has_a_name_in_the_spec() -> None:
+    """By golden files here, or by the processors themselves in test_named_templates."""
     names = get_args(TextSpec.model_fields["template"].annotation)
-    assert set(names) - {"chat_template"} == set(TEMPLATES) == {golden["template"] for golden in GOLDEN.values()}
+    compared = {golden["template"] for golden in GOLDEN.values()} | MODELS.keys()
+    assert set(names) - {"chat_template"} == set(TEMPLATES) == compared
 
 
 def test_the_bundled_tokenizer_serves_chatml_and_qwen() -> None:

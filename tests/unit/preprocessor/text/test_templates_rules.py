@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from headrace.errors import SpecError
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
 from headrace.preprocessor.text import BUNDLED
+from headrace.preprocessor.text.media_markup import TokenGrid
 from headrace.preprocessor.text.sequence import NO_TOKEN, TokenSequence
 from headrace.preprocessor.text.template import ChatTemplate, load_template
 from headrace.preprocessor.text.templates import TEMPLATES
@@ -57,6 +58,14 @@ def make(tokenizer_file: Path, name: str, **options: object) -> ChatTemplate:
         ("llava", "<s>", "<image><image>", "</s>"),
         ("llama3", "<|begin_of_text|>", "<|image|><|image|>", "<|end_of_text|>"),
         ("llama3.2-vision", "<|begin_of_text|>", "<|image|>", "<|end_of_text|>"),
+        ("gemma3", "<bos>", "\n\n<start_of_image><image_soft_token><image_soft_token><end_of_image>\n\n", "<eos>"),
+        ("pixtral", "<s>", "[IMG][IMG][IMG_END]", "</s>"),
+        (
+            "smolvlm",
+            "<|im_start|>",
+            "<fake_token_around_image><global-img><image><image><fake_token_around_image>",
+            "<end_of_utterance>",
+        ),
     ],
 )
 def test_a_document_keeps_its_order_and_gets_no_system_turn(
@@ -127,6 +136,66 @@ def test_a_tokenizer_without_tokens_for_media_serves_data_without_such_media(tmp
     assert caught.value.reason is Reason.UNSUPPORTED_MEDIA
 
 
+QUESTION, ANSWER = turn(Role.USER, "Hm?"), turn(Role.ASSISTANT, "A hen.")
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "said"),
+    [
+        ("pixtral", (turn(Role.SYSTEM, "Be brief."), QUESTION, ANSWER), "turn 0: the template has no place for the role system"),
+        ("pixtral", (QUESTION, QUESTION, ANSWER), "turn 1: in the template a user and the assistant alternate"),
+        ("gemma3", (ANSWER,), "turn 0: in the template a user and the assistant alternate"),
+        ("gemma3", (QUESTION, ANSWER, turn(Role.SYSTEM, "Now!"), QUESTION, ANSWER), "turn 2: .* no place for the role system"),
+        ("gemma3", (turn(Role.SYSTEM, IMAGE), QUESTION, ANSWER), "turn 0: the template has no place for media in a system turn"),
+    ],
+)
+def test_turns_that_a_template_has_no_place_for_are_refused(
+    tokenizer_file: Path, name: str, turns: tuple[Turn, ...], said: str
+) -> None:
+    with pytest.raises(BadSampleError, match=said) as caught:
+        make(tokenizer_file, name).render(Sample(turns=turns), [1] * any(IMAGE in turn.segments for turn in turns))
+    assert caught.value.reason is Reason.SCHEMA_ERROR
+
+
+def test_a_template_without_a_place_for_images_refuses_them_until_their_placeholder_is_named(tokenizer_file: Path) -> None:
+    sample = Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), ANSWER))
+    with pytest.raises(BadSampleError, match=r"no place for an image; name its placeholder in text\.image_token"):
+        make(tokenizer_file, "qwen2-audio").render(sample, [2])
+    named = make(tokenizer_file, "qwen2-audio", image_token="<|spare|>")
+    assert "<|spare|><|spare|>Hm?" in text_of(named, named.render(sample, [2]))
+
+
+def test_recordings_are_numbered_through_a_whole_conversation(tokenizer_file: Path) -> None:
+    template = make(tokenizer_file, "qwen2-audio")
+    sample = Sample(turns=(turn(Role.USER, AUDIO, AUDIO, "Alike?"), ANSWER, turn(Role.USER, "This?", AUDIO), ANSWER))
+    text = text_of(template, template.render(sample, [1, 2, 1]))
+    assert "Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>\nAudio 2: <|audio_bos|><|AUDIO|><|AUDIO|><|audio_eos|>\nAlike?" in text
+    assert "This?Audio 3: <|audio_bos|><|AUDIO|><|audio_eos|>\n<|im_end|>" in text
+
+
+def test_tiles_are_named_by_row_and_column_and_rows_have_ends(tokenizer_file: Path) -> None:
+    sample = Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), ANSWER))
+    smol, pixtral = make(tokenizer_file, "smolvlm"), make(tokenizer_file, "pixtral")
+    tiled = text_of(smol, smol.render(sample, [TokenGrid(height=1, width=2, rows=2, columns=1, whole=True)]))
+    around, image = "<fake_token_around_image>", "<image><image>"
+    tiles = f"{around}<row_1_col_1>{image}\n{around}<row_2_col_1>{image}\n"
+    assert tiled.startswith(f"<|im_start|>User:{tiles}\n{around}<global-img>{image}{around}Hm?")
+    rows = text_of(pixtral, pixtral.render(sample, [TokenGrid(height=2, width=3)]))
+    assert rows.startswith("<s>[INST][IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]Hm?[/INST]")
+
+
+def test_tokens_for_tiles_are_needed_where_images_are_cut(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(BUNDLED))
+    tokenizer.add_special_tokens([token for token in TEMPLATES["smolvlm"].control if not token.startswith("<row_")])
+    tokenizer.save(str(path))
+    template, sample = make(path, "smolvlm"), Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), ANSWER))
+    assert template.render(sample, [TokenGrid(height=1, width=2)]).num_targets
+    with pytest.raises(BadSampleError, match=r"lacks the control token <row_1_col_1>; add it") as caught:
+        template.render(sample, [TokenGrid(height=1, width=2, rows=2, whole=True)])
+    assert caught.value.reason is Reason.UNSUPPORTED_MEDIA
+
+
 def test_llama_vision_has_one_token_for_an_image_of_any_size(tokenizer_file: Path) -> None:
     template = make(tokenizer_file, "llama3.2-vision")
     sample = Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), turn(Role.ASSISTANT, "A hen.")))
@@ -154,7 +223,8 @@ def test_a_question_may_be_asked_with_the_picture_in_its_middle_of_llava(tokeniz
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_a_sample_may_be_as_long_as_the_limit_and_no_longer(tokenizer_file: Path, name: str) -> None:
-    sample = Sample(turns=(turn(Role.USER, IMAGE, "Hm?"), turn(Role.ASSISTANT, "A hen, I think.")))
+    medium = IMAGE if TEMPLATES[name].image else AUDIO
+    sample = Sample(turns=(turn(Role.USER, medium, "Hm?"), turn(Role.ASSISTANT, "A hen, I think.")))
     length = len(make(tokenizer_file, name).render(sample, [5]).input_ids)
     assert len(make(tokenizer_file, name, max_tokens=length).render(sample, [5]).input_ids) == length
     with pytest.raises(BadSampleError) as caught:

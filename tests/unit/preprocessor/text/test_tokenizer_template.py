@@ -162,6 +162,21 @@ def test_a_job_has_variables_for_its_template(tmp_path: Path) -> None:
         "{% set a = (range(9999) | list * 9999) | sort %}",
         "{% set a = 9 ** 99 %}",
         "{% set a = '%9999999999d' % 1 %}",
+        "{% set a = 'a' | center(10 ** 9) %}",
+        "{% set a = ('a\\n' * 9999) | indent(99999, first=true) %}",
+        "{% set a = 'a' | indent('b' * 10 ** 6 * 9) %}",
+        "{% set a = '%999999999s' | format('a') %}",
+        "{% set a = '%*s' | format(10 ** 9, 'a') %}",
+        "{% set a = [1] | batch(10 ** 9, 0) | list %}",
+        "{% set a = [1] | slice(10 ** 9) | list %}",
+        "{% set a = ('a' * 10 ** 5) | replace('a', 'b' * 10 ** 5) %}",
+        "{% set a = [1] | tojson(indent=10 ** 9) %}",
+        "{% set a = 'a'.center(10 ** 9) %}",
+        "{% set a = 'a'.ljust(width=10 ** 9) %}",
+        "{% set a = 'a'.zfill(10 ** 9) %}",
+        "{% set a = ('\\t' * 99999).expandtabs(99999) %}",
+        "{% set a = '{:>999999999}'.format(1) %}",
+        "{% set a = '{:>{}}'.format(1, 10 ** 9) %}",
         "{% include 'a' %}",
     ],
 )
@@ -175,6 +190,31 @@ def test_a_template_does_nothing_but_write(tmp_path: Path, attempt: str, monkeyp
 def test_a_template_writes_no_more_than_a_sample_may_be_long(tmp_path: Path) -> None:
     template = made(tmp_path, "{% for a in range(99999) %}{{ 'hum ' * 99 }}{% endfor %}" + CHATML, max_tokens=100)
     assert refusal(template, chat()).reason is Reason.TOO_LONG
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = [n.a, n.a] | join %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = n.a.join(['', '', '']) %}{% endfor %}",
+        "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
+        "{% set a = range(9999) | map('string') | map('center', 999) | join %}",
+    ],
+)
+def test_a_template_does_not_put_together_what_is_longer_than_a_sample_may_be(tmp_path: Path, attempt: str) -> None:
+    assert refusal(made(tmp_path, attempt + CHATML, max_tokens=100), chat()).reason is Reason.TOO_LONG
+
+
+def test_what_a_template_pads_and_joins_is_as_jinja_has_it(tmp_path: Path) -> None:
+    attempt = (
+        "{{ 'a' | center(5) }}|{{ 'a\nb' | indent(2) }}|{{ '%3d' | format(7) }}|{{ ['x', 'y'] | join('-') }}|"
+        "{{ 'a' ~ 1 ~ none }}|{{ [1, 2, 3] | batch(2, 0) | list }}|{{ 'aa' | replace('a', 'b', 1) }}|{{ '{:>3}'.format(1) }}|"
+        "{{ 'a'.join(['b', 'c']) }}|{{ [{'n': 'a'}, {'n': 'b'}] | join(',', attribute='n') }}|{{ 'ab' | join('.') }}|"
+    )
+    written = text_of(made(tmp_path, attempt + CHATML), chat())
+    assert written.startswith("  a  |a\n  b|  7|x-y|a1None|[[1, 2], [3, 0]]|ba|  1|bac|a,b|a.b|")
 
 
 def test_a_sample_may_be_as_long_as_the_limit_and_no_longer(tmp_path: Path) -> None:

@@ -221,7 +221,11 @@ def test_an_unknown_shape_is_refused():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"image_token_id": 9}, "must lie in the vocabulary of 8"), ({"audio": AudioSpec(frames_per_token=5)}, "make it even")],
+    [
+        ({"image_token_id": 9}, "must lie in the vocabulary of 8"),
+        ({"audio": AudioSpec(frames_per_token=5)}, "make it even"),
+        ({"audio": AudioSpec(last_token="drop")}, "this model pads the last token of a recording: set it to pad"),
+    ],
 )
 def test_settings_that_no_model_can_have_are_refused(change, message):
     settings = {"vocab_size": 8, "image": ImageSpec(), "audio": AudioSpec(), "image_token_id": 1, "audio_token_id": 2} | change

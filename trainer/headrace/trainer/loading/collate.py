@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
@@ -25,9 +25,9 @@ from headrace.trainer.loading.columns import Columns
 class PackedMicrobatch:
     """The packed samples of one microbatch, the input of a model's forward.
 
-    n: samples, s: segments, p: packs, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (`input_ids`,
-    `labels`, `position_ids`, `patches`, `mel`) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the
-    cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
+    n: samples, s: segments, p: packs, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (token ids, labels,
+    position ids, patches, mel) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the cumulative
+    lengths) stays on the host, where its numbers are read without waiting for the device.
 
     Payload may be a view of the Arrow buffers that it came from: do not write into it. If a rank receives only the columns of
     its unit, the other tensors are empty: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
@@ -42,6 +42,8 @@ class PackedMicrobatch:
     LABEL_IGNORED. The last token of a sample predicts nothing."""
     position_ids: Tensor
     """(T,) int64: position of each token in its segment, counted from 0."""
+    mrope_position_ids: Tensor = field(default_factory=lambda: torch.zeros(3, 0, dtype=torch.int64))
+    """(3, T) int64: positions in time, height and width (`headrace.trainer.loading.mrope`); (3, 0) unless the job has `mrope`."""
     cu_seqlens: Tensor
     """(s + 1,) int32: segment i has the tokens cu_seqlens[i]:cu_seqlens[i + 1]. A segment, outside of which its tokens attend to
     nothing, is a sample or, where the job has `pad_to_max_length`, the padding at the end of a pack."""
@@ -54,7 +56,7 @@ class PackedMicrobatch:
     patches: Tensor
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
-    """(I, 3) int32: size (t, h, w) of each image in patches."""
+    """(I, 3) int32: size (t, h, w) of each image, or of each tile of one that is cut, in patches."""
     image_cu_seqlens: Tensor
     """(I + 1,) int32: image i has the patches image_cu_seqlens[i]:image_cu_seqlens[i + 1]."""
     mel: Tensor
@@ -81,7 +83,7 @@ class PackedMicrobatch:
         return replace(self, **{name: getattr(self, name).pin_memory() for name in PAYLOAD})
 
 
-PAYLOAD = ("input_ids", "labels", "position_ids", "patches", "mel")
+PAYLOAD = ("input_ids", "labels", "position_ids", "mrope_position_ids", "patches", "mel")
 """Fields of a PackedMicrobatch that go to the device; the others stay on the host."""
 
 

@@ -23,6 +23,7 @@ from headrace.sample import LABEL_IGNORED
 from headrace.spec import JobSpec
 from headrace.trainer.loading.buffers import BufferPool
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
+from headrace.trainer.loading.mrope import mrope_position_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,15 @@ def collate_packs(
         vocab_size=vocabulary.size,
         buffers=buffers,
     )
-    return in_packs(data, packs, Padding.of(spec, vocabulary)) if packs else data
+    data = in_packs(data, packs, Padding.of(spec, vocabulary)) if packs else data
+    return _with_mrope(data, vocabulary.image_token, spec.image.merge) if spec.mrope and len(data.input_ids) else data
+
+
+def _with_mrope(data: PackedMicrobatch, image_token: int, merge: int) -> PackedMicrobatch:
+    """Return a microbatch with tokens, whose payload is on the host, with M-RoPE's position ids too."""
+    arrays = (tensor.numpy() for tensor in (data.input_ids, data.cu_seqlens, data.image_grids))
+    positions = mrope_position_ids(*arrays, image_token=image_token, merge=merge)
+    return replace(data, mrope_position_ids=torch.from_numpy(positions))
 
 
 def in_packs(microbatch: PackedMicrobatch, packs: Sequence[Collection[int]], padding: Padding | None = None) -> PackedMicrobatch:

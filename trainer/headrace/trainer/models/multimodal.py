@@ -73,7 +73,8 @@ class MultimodalModel(nn.Module):
     ) -> None:
         """`seed`: the job's, for what a generator draws. Weights are set later, by `initialise`.
 
-        Raises UserError where a placeholder lies outside of the vocabulary or `audio.frames_per_token` is odd.
+        Raises UserError where a placeholder lies outside of the vocabulary, `audio.frames_per_token` is odd or `audio.last_token`
+        is not pad.
         """
         super().__init__()
         if not (0 <= image_token_id < vocab_size and -1 <= audio_token_id < vocab_size):
@@ -82,6 +83,8 @@ class MultimodalModel(nn.Module):
             )
         if audio.frames_per_token % STRIDE:
             raise UserError(f"audio.frames_per_token ({audio.frames_per_token}) must be a multiple of {STRIDE}: make it even")
+        if audio.last_token == "drop":
+            raise UserError("audio.last_token is drop, but this model pads the last token of a recording: set it to pad")
         self.image_token_id = image_token_id
         self.audio_token_id = audio_token_id
         width = shape.llm.width

@@ -95,7 +95,7 @@ def mixed_probes(image: ImageSpec, audio: AudioSpec) -> list[Probe]:
     probes: list[Probe] = []
     for text, side, seconds in _MIXED:
         patches, frames = (side * image.merge) ** 2, math.ceil(seconds / audio.hop_s)
-        num_tokens = text + side**2 + math.ceil(frames / audio.frames_per_token)
+        num_tokens = text + side**2 + audio.num_tokens(frames)
         probes.append(
             Probe(
                 name=f"mixed/{len(probes)}",
@@ -119,7 +119,7 @@ def mixed_batch(
     rows = []
     for number, probe in enumerate(probes):
         image_tokens = sum(probe.image_patches) // image.merge**2
-        audio_tokens = sum(math.ceil(frames / audio.frames_per_token) for frames in probe.mel_frames)
+        audio_tokens = sum(map(audio.num_tokens, probe.mel_frames))
         text = np.full(probe.num_tokens - image_tokens - audio_tokens, max(placeholders) + 1)
         ids = np.concatenate([text[:1], np.repeat(placeholders, (image_tokens, audio_tokens)), text[1:]]).astype(np.int32)
         rows.append(

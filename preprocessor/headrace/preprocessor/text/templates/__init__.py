@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from headrace.preprocessor.text.templates.base import Frame, Template
-from headrace.preprocessor.text.templates.chatml import CHATML, QWEN2_5_VL
+from headrace.preprocessor.text.templates.chatml import CHATML, INTERNVL, QWEN2_5_VL, QWEN2_AUDIO, QWEN3_VL
+from headrace.preprocessor.text.templates.gemma import GEMMA3
 from headrace.preprocessor.text.templates.llama import LLAMA3, LLAMA3_2_VISION
 from headrace.preprocessor.text.templates.llava import LLAVA, LLAVA_HF
+from headrace.preprocessor.text.templates.pixtral import PIXTRAL
+from headrace.preprocessor.text.templates.smolvlm import SMOLVLM
 
 TEMPLATES = {
     "chatml": CHATML,
@@ -14,6 +17,12 @@ TEMPLATES = {
     "llava-hf": LLAVA_HF,
     "llama3": LLAMA3,
     "llama3.2-vision": LLAMA3_2_VISION,
+    "qwen3-vl": QWEN3_VL,
+    "qwen2-audio": QWEN2_AUDIO,
+    "internvl": INTERNVL,
+    "gemma3": GEMMA3,
+    "pixtral": PIXTRAL,
+    "smolvlm": SMOLVLM,
 }
 
 __all__ = ["TEMPLATES", "Frame", "Template"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from headrace.errors import SpecError
 from headrace.preprocessor.records.record_to_sample import Role
+from headrace.preprocessor.text.media_markup import Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,12 +16,16 @@ class Frame:
     """The markup around the content of a turn."""
 
     head: str = ""
+    head_before_media: str | None = None
+    """Markup in front of content that begins with a medium; None: `head`."""
     end: str = ""
     """Markup directly behind the content; learnt if the content is."""
     tail: str = ""
     """Markup behind `end`; never learnt."""
     trim: bool = False
     """Whether white space around the content is left out."""
+    trim_pieces: bool = False
+    """Whether white space around each piece of text is left out, beside media too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +35,9 @@ class Template:
 
     control: tuple[str, ...]
     roles: Mapping[Role, Frame]
-    image: str
-    """Markup of an image, in which `image_token` stands once."""
-    image_token: str
-    """Placeholder of an image, repeated as often as the image has tokens."""
-    audio: str = ""
-    """Markup of a recording, in which `audio_token` stands once; empty if the format has no place for one."""
-    audio_token: str = ""
+    """The roles that the format has a place for."""
+    image: Markup | None = None
+    audio: Markup | None = None
     tokens_per_image: int | None = None
     """Fixed number of placeholders per image, for models that read images by cross-attention; None: one per image token."""
     begin: str = ""
@@ -51,11 +52,17 @@ class Template:
     """Text behind each medium, for formats that move the media of a turn in front of its words; None: they stay in place."""
     joint: str = ""
     """Text put between the pieces of text around a medium that is moved in front."""
+    system_joint: str | None = None
+    """Text between the words of a system turn in front and the first question, of which they are the beginning; None: a system
+    turn is a turn of its own."""
+    alternate: bool = False
+    """Whether a user and the assistant must speak in turn, a user first."""
 
     @property
     def of_media(self) -> tuple[str, ...]:
         """The control tokens that stand for media or around them, which only data with such media need."""
-        return tuple(token for token in self.control if token in self.image or token in self.audio)
+        media = [markup for markup in (self.image, self.audio) if markup is not None]
+        return tuple(token for token in self.control if any(markup.names(token) for markup in media))
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -70,16 +77,18 @@ class Template:
         """
         if not image_token and not audio_token:
             return self
-        image, audio = image_token or self.image_token, audio_token or self.audio_token
-        others = tuple(token for token in self.control if token not in (self.image_token, self.audio_token))
-        for kind, token, taken in (("image", image, (*others, audio)), ("audio", audio, (*others, image))):
-            if token in taken:
+        image, audio = _with_token(self.image, image_token), _with_token(self.audio, audio_token)
+        old = [markup.token for markup in (self.image, self.audio) if markup is not None]
+        others = tuple(token for token in self.control if token not in old)
+        placeholders = {kind: markup.token for kind, markup in (("image", image), ("audio", audio)) if markup is not None}
+        for kind, token in placeholders.items():
+            if token in others or list(placeholders.values()).count(token) > 1:
                 raise SpecError(f"text.{kind}_token: {token} has another meaning in the template; name a token of its own")
-        return dataclasses.replace(
-            self,
-            control=(*others, image, *([audio] if audio else [])),
-            image=self.image.replace(self.image_token, image),
-            image_token=image,
-            audio=self.audio.replace(self.audio_token, audio) if self.audio else audio,
-            audio_token=audio,
-        )
+        return dataclasses.replace(self, control=(*others, *placeholders.values()), image=image, audio=audio)
+
+
+def _with_token(markup: Markup | None, token: str) -> Markup | None:
+    """Return markup with another placeholder, if one is named."""
+    if not token:
+        return markup
+    return dataclasses.replace(markup, token=token) if markup is not None else Markup(token=token)

@@ -11,6 +11,7 @@ beside images.
 from __future__ import annotations
 
 from headrace.preprocessor.records.record_to_sample import Role
+from headrace.preprocessor.text.media_markup import Markup
 from headrace.preprocessor.text.templates.base import Frame, Template
 
 _CONTROL = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|image|>")
@@ -29,16 +30,14 @@ def _head(role: Role) -> str:
 LLAMA3 = Template(
     control=_CONTROL,
     roles=_roles(trim=True),
-    image="<|image|>",
-    image_token="<|image|>",
+    image=Markup(token="<|image|>"),
     begin="<|begin_of_text|>",
 )
 
 LLAMA3_2_VISION = Template(
     control=_CONTROL,
     roles=_roles(trim=False),
-    image="<|image|>",
-    image_token="<|image|>",
+    image=Markup(token="<|image|>"),
     tokens_per_image=1,
     begin="<|begin_of_text|>",
     system="",

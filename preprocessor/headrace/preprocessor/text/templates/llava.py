@@ -10,6 +10,7 @@ token, so a model trained with it does not learn to end its answers.
 from __future__ import annotations
 
 from headrace.preprocessor.records.record_to_sample import Role
+from headrace.preprocessor.text.media_markup import Markup
 from headrace.preprocessor.text.templates.base import Frame, Template
 
 _CONTROL = ("<s>", "</s>", "<image>")
@@ -23,8 +24,7 @@ LLAVA = Template(
         Role.ASSISTANT: Frame(head="ASSISTANT: ", end="</s>", trim=True),
         Role.DOCUMENT: _DOCUMENT,
     },
-    image="<image>",
-    image_token="<image>",
+    image=Markup(token="<image>"),
     begin="<s>",
     system=(
         "A chat between a curious user and an artificial intelligence assistant. "
@@ -41,8 +41,7 @@ LLAVA_HF = Template(
         Role.ASSISTANT: Frame(head="ASSISTANT: ", tail=" "),
         Role.DOCUMENT: _DOCUMENT,
     },
-    image="<image>",
-    image_token="<image>",
+    image=Markup(token="<image>"),
     begin="<s>",
     media_gap="\n",
     joint=" ",

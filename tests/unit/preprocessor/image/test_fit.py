@@ -1,0 +1,161 @@
+"""Sizes, tiles and pixels of images are those of the published image processors of `transformers`."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import ValidationError
+
+from headrace.preprocessor import image
+from headrace.preprocessor.image.decode_cost import decode_bytes
+from headrace.preprocessor.image.fit import fit_of
+from headrace.preprocessor.image.header import Header
+from headrace.spec import ImageSpec
+
+Pixels = NDArray[np.uint8]
+
+GEMMA = ImageSpec(fit="square", side=896, patch=14, merge=4, resample="bilinear")
+INTERN = ImageSpec(fit="tiles", side=448, patch=14, merge=2)
+PIXTRAL = ImageSpec(fit="longest_side", longest_side=1024, patch=16, merge=1)
+MISTRAL_SMALL = ImageSpec(fit="longest_side", longest_side=1540, patch=14, merge=2)
+SMOL = ImageSpec(fit="split", side=512, longest_side=2048, patch=16, merge=4, resample="lanczos")
+SIGLIP = ImageSpec(fit="split", side=384, longest_side=1536, patch=14, merge=3, resample="lanczos")
+PUBLISHED = {
+    "gemma3": GEMMA,
+    "internvl": INTERN,
+    "pixtral": PIXTRAL,
+    "mistral-small": MISTRAL_SMALL,
+    "smolvlm": SMOL,
+    "smolvlm-384": SIGLIP,
+}
+SIZES = ((640, 427), (427, 640), (500, 500), (1600, 300), (90, 800), (33, 21), (1024, 768), (448, 896), (1300, 1301))
+SIDES = st.integers(1, 3000)
+
+
+def theirs(name: str) -> Callable[[Image.Image], list[Pixels]]:
+    """The published image processor: the pictures (3, height, width), uint8, that it makes of one image."""
+    pytest.importorskip("transformers")
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+    from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+    made: dict[str, Any] = {
+        "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
+        "internvl": lambda: GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True),
+        "pixtral": PixtralImageProcessorPil,
+        "mistral-small": lambda: PixtralImageProcessorPil(size={"longest_edge": 1540}, patch_size=28),
+        "smolvlm": lambda: SmolVLMImageProcessorPil(size={"longest_edge": 2048}, max_image_size={"longest_edge": 512}),
+        "smolvlm-384": lambda: SmolVLMImageProcessorPil(size={"longest_edge": 1536}, max_image_size={"longest_edge": 384}),
+    }
+    processor = made[name]()
+
+    def process(picture: Image.Image) -> list[Pixels]:
+        found = processor(images=[picture], do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"]
+        pictures = np.asarray(found)
+        return list(pictures.reshape(-1, *pictures.shape[-3:]).astype(np.uint8))
+
+    return process
+
+
+def photo(width: int, height: int) -> Image.Image:
+    """Gradients with noise in one corner, so that no two tiles are alike."""
+    down, right = np.mgrid[0:height, 0:width]
+    pixels = np.stack((down * 255 // height, right * 255 // width, (down + 2 * right) % 256), axis=2).astype(np.uint8)
+    corner = pixels[: height // 2, : width // 3]
+    corner[...] = np.random.default_rng(1).integers(0, 256, corner.shape, np.uint8)
+    return Image.fromarray(pixels)
+
+
+def encoded(picture: Image.Image) -> bytes:
+    data = io.BytesIO()
+    picture.save(data, "PNG", compress_level=1)
+    return data.getvalue()
+
+
+def pictures_of(patches: Pixels, grid: image.Grid, spec: ImageSpec) -> list[Pixels]:
+    """The tiles (3, height, width), put together from their patches."""
+    merge, patch = spec.merge, spec.patch
+    cells = patches.reshape(grid.tiles, grid.height // merge, grid.width // merge, merge, merge, 3, patch, patch)
+    tiles = cells.transpose(0, 5, 1, 3, 6, 2, 4, 7).reshape(grid.tiles, 3, grid.height * patch, grid.width * patch)
+    return list(tiles)
+
+
+@pytest.mark.parametrize("name", list(PUBLISHED))
+@pytest.mark.parametrize("size", SIZES)
+def test_pixels_are_those_of_the_published_processor(name: str, size: tuple[int, int]) -> None:
+    spec, picture = PUBLISHED[name], photo(*size)
+    patches, grid = image.decode(encoded(picture), spec)
+    assert grid == image.probe(encoded(picture), spec)
+    expected = theirs(name)(picture)
+    ours = pictures_of(patches, grid, spec)
+    assert len(ours) == len(expected)
+    for tile, other in zip(ours, expected, strict=True):
+        _, height, width = tile.shape
+        assert all(0 <= whole - part < spec.patch for whole, part in zip(other.shape[1:], (height, width), strict=True))
+        np.testing.assert_array_equal(tile, other[:, :height, :width])
+
+
+@given(width=SIDES, height=SIDES)
+@settings(max_examples=300, deadline=None)
+def test_tiles_are_arranged_as_in_internvl(width: int, height: int) -> None:
+    module = pytest.importorskip("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
+    columns, rows = module.get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
+    fit = fit_of(width, height, INTERN)
+    assert (fit.columns, fit.rows, fit.whole is not None) == (columns, rows, columns * rows > 1)
+    assert fit.grid(14).tokens(2) == 256 * (columns * rows + (columns * rows > 1))
+
+
+@given(width=SIDES, height=SIDES)
+@settings(max_examples=300, deadline=None)
+def test_sizes_are_those_of_pixtral_and_smolvlm(width: int, height: int) -> None:
+    pixtral = pytest.importorskip("transformers.models.pixtral.image_processing_pil_pixtral")
+    smol = pytest.importorskip("transformers.models.smolvlm.image_processing_pil_smolvlm")
+    blank = np.zeros((3, height, width), np.uint8)
+    high, wide = pixtral.get_resize_output_image_size(blank, (1540, 1540), (28, 28), "channels_first")
+    if min(high, wide) > 0:  # theirs is empty for an image of one row, hundreds of columns wide
+        assert fit_of(width, height, MISTRAL_SMALL).sizes == ((wide, high),)
+    high, wide = smol.get_resize_output_image_size(blank, 2048)
+    assert fit_of(width, height, SMOL).sizes[0] == (wide, high)
+
+
+@pytest.mark.parametrize(("spec", "tokens"), [(GEMMA, 256), (INTERN, 13 * 256), (SMOL, 13 * 64), (SIGLIP, 13 * 81)])
+def test_a_landscape_has_the_published_number_of_tokens(spec: ImageSpec, tokens: int) -> None:
+    size = (1600, 1200) if spec is not INTERN else (1200, 900)
+    assert fit_of(*size, spec).grid(spec.patch).tokens(spec.merge) == tokens
+
+
+def test_an_image_of_one_tile_is_not_there_twice() -> None:
+    assert fit_of(448, 448, INTERN).grid(14) == image.Grid(height=32, width=32)
+    single = SMOL.model_copy(update={"longest_side": 512})
+    assert fit_of(300, 300, single).grid(16) == image.Grid(height=32, width=32)
+
+
+@given(width=SIDES, height=SIDES, name=st.sampled_from(list(PUBLISHED)))
+def test_memory_is_foreseen_for_all_that_is_resized(width: int, height: int, name: str) -> None:
+    """At least what the last size and its patches take, and the image."""
+    spec = PUBLISHED[name]
+    fit = fit_of(width, height, spec)
+    wide, high = fit.sizes[-1]
+    assert decode_bytes(Header(width=width, height=height), spec) >= 4 * (width * height + wide * high) + 3 * wide * high * 0.9
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"fit": "square", "side": 448, "patch": 14, "merge": 3}, "448. has 32 patches of 14 pixels, which is no multiple"),
+        ({"fit": "tiles", "side": 10, "patch": 14}, "10. has 0 patches"),
+        ({"fit": "tiles", "side": 4004, "patch": 14, "max_tiles": 12}, "12 tiles of side 4004 have more than"),
+    ],
+)
+def test_sides_that_make_no_tokens_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ImageSpec(**fields)
