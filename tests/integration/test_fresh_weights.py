@@ -50,11 +50,12 @@ def test_nodes_refuse_a_job_that_has_begun(calm: Any, begun: str, tmp_path: Path
 
 
 def assert_refused(cluster: Any, job: str, processes: list[Process]) -> None:
-    """All have ended: who looked said why, and another one may have seen no more than that it was left."""
+    """All have ended: who looked said why, and the others may have been told of it."""
     codes = wait(processes)
     refused = [code for code, process in zip(codes, processes, strict=True) if REFUSAL in process.last_words()]
     assert refused, processes[0].last_words()
-    assert set(refused) == {2}
+    assert 2 in refused
+    assert all(codes)
     assert all(codes), codes
     with cluster.client() as client:
         assert client.show(job).committed_steps == 1
