@@ -77,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="auto: the GPU where there is one; --nodes, and pipelines of several processes, run on the CPU only as yet "
-        "(default: %(default)s)",
+        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and neither that nor a "
+        "pipeline of several processes has been run on GPUs yet (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError, UnrecoverableError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
-from headrace.trainer.devices import check_nodes, local_device
+from headrace.trainer.devices import local_device, warn_staged_nodes
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
@@ -71,7 +71,7 @@ def train_recoverable(
         torch.set_num_threads(threads)
     number = zlib.crc32(f"{node}/{process}".encode()) >> 1
     device = device or local_device()
-    check_nodes(device.type)
+    warn_staged_nodes(device.type)
     with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
         if set(loader.spec.topology.stages) != set(spec.units):
             raise UserError(
