@@ -57,7 +57,11 @@ class PipelineStep:
         """Samples of this process's portions of the last step whose loss was not finite."""
         embeddings = embedding_parameters(nn.ModuleList(stages))
         partial = {p for stage in stages if stage.slices for p in stage.slices.partial}
-        shared = [(some, group) for some, group in (({self._tied}, groups.tied), (partial, groups.slices)) if group is not None]
+        shared: list[tuple[set[nn.Parameter], dist.ProcessGroup]] = []
+        if groups.tied is not None and self._tied is not None:
+            shared.append(({self._tied}, groups.tied))
+        if groups.slices is not None:
+            shared.append((partial, groups.slices))
         self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, shared=shared)
         self._executor = Executor(topology, self.place, stages, dtype, groups.channels, backwards=self.optimizer)
         self.prepare = self._executor.prepare

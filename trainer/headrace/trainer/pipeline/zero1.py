@@ -49,7 +49,7 @@ class ShardedAdamW:
         *,
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
-        shared: Sequence[tuple[Set[nn.Parameter | None], dist.ProcessGroup]] = (),
+        shared: Sequence[tuple[Set[nn.Parameter], dist.ProcessGroup]] = (),
     ) -> None:
         """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
         None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
@@ -112,7 +112,8 @@ class ShardedAdamW:
             for bucket in buckets:
                 bucket.sum_over(group)
         for bucket in self._buckets:
-            shard, first = bucket.summed(), self._replica * len(bucket.summed())
+            shard = bucket.summed()
+            first = self._replica * len(shard)
             for piece in self._pieces[bucket]:
                 begin = bucket.place(piece.parameter) + piece.begin - first
                 summed = shard[begin : begin + piece.weight.numel()]
