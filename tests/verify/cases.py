@@ -44,7 +44,7 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
 }
 """`encoder`: of each one; `generator`: where there is one."""
-_WHOLLY = {"frozen": True, "frozen_projector": True}
+_WHOLLY: dict[str, bool | int] = {"frozen": True, "frozen_projector": True}
 FROZEN: dict[str, dict[str, dict[str, bool | int]]] = {
     "all learn": {},
     "frozen encoder": {"encoder": {"frozen": True}},
@@ -99,7 +99,7 @@ class Case:
     @property
     def can_run(self) -> bool:
         """Whether MOST_PROCESSES reach, no unit is cut or has single layers frozen that has to be whole, and something learns."""
-        cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
+        cut = self.schedule == "interleaved" or bool({"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys())
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
         return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
@@ -109,9 +109,14 @@ class Case:
         return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
 
 
-PIPELINES = {"schedule": tuple(SCHEDULES), "units": UNITS, "degrees": tuple(DEGREES), "frozen": tuple(FROZEN)}
+PIPELINES: dict[str, tuple[Any, ...]] = {
+    "schedule": tuple(SCHEDULES),
+    "units": UNITS,
+    "degrees": tuple(DEGREES),
+    "frozen": tuple(FROZEN),
+}
 """The choices, by field of `Case`, of which some exclude each other."""
-OTHERS = {
+OTHERS: dict[str, tuple[Any, ...]] = {
     "strategy": STRATEGIES,
     "clipping": tuple(CLIPPING),
     "activations": ACTIVATIONS,
