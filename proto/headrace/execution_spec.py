@@ -164,8 +164,8 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
     for unit, size in units.items():
         if size.checkpointing == "auto" and schedule == ZERO_BUBBLE:
             raise ValueError(
-                f"unit {unit!r} has checkpointing 'auto', but under {schedule!r} what a backward computes again is kept until the "
-                "weight gradients, so that no number of layers keeps to a limit: take another schedule, or true or false"
+                f"unit {unit!r} has checkpointing 'auto', but under {schedule!r} what a backward computes again is kept until "
+                "the weight gradients, so that no choice of layers keeps to a limit: take another schedule, or true or false"
             )
         if size.frozen and size.frozen_layers:
             raise ValueError(

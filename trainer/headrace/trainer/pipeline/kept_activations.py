@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ from headrace.trainer.pipeline.live_bytes import LiveBytes
 from headrace.trainer.pipeline.stage import ENCODERS, Stage
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
-_TEXT, _SIDE, _FRAMES = 16, 8, 128
+_TEXT, _SIDE, _FRAMES = 64, 8, 128
 """Tokens of text, image tokens along each side of the image, and mel frames of the recording of a made-up sample."""
 _SAMPLES = 1, 3
 """Numbers of samples of which the difference counts: casts of weights and the like do not grow with the samples."""
@@ -66,8 +67,7 @@ def measure_kept(
     chunk: number of the stage among those of its process. dtype: that of matrix products. slices: the tensor-parallel group, all
     of whose processes call this at the same time; the most that one of them keeps counts.
     """
-    placeholders = stage.model.image_token_id, stage.model.audio_token_id
-    few, many = (_batch(count, image, audio, placeholders) for count in _SAMPLES)
+    few, many = (_batch(count, stage, topology, image, audio) for count in _SAMPLES)
     rows = [stage.prepare(data).num_rows for data in (few, many)]
     position = chunk * topology.units[place.unit].pp + place.stage
     hidden_needs_gradient = GradientFlow.of(topology, place.unit).sends_gradient(position)
@@ -90,13 +90,14 @@ def measure_kept(
     return KeptActivations(layers=tuple(layers), inputs=tuple(inputs), ends=ends)
 
 
-def _batch(count: int, image: ImageSpec, audio: AudioSpec, placeholders: tuple[int, int]) -> PackedMicrobatch:
-    """Return samples with text, an image and a recording, none of whose tokens carries loss."""
-    has_audio = placeholders[1] >= 0
-    num_tokens = _TEXT + _SIDE**2 + (audio.num_tokens(_FRAMES) if has_audio else 0)
-    patches = (_SIDE * image.merge) ** 2
-    frames = (_FRAMES,) if has_audio else ()
-    probe = Probe(name="made up", num_tokens=num_tokens, num_targets=0, image_patches=(patches,), mel_frames=frames)
+def _batch(count: int, stage: Stage, topology: PipelineTopology, image: ImageSpec, audio: AudioSpec) -> PackedMicrobatch:
+    """Return samples with text, and an image and a recording where a unit encodes them. None of their tokens carries loss."""
+    placeholders = stage.model.image_token_id, stage.model.audio_token_id
+    has_image, has_audio = ({encoder, ENCODER} & set(topology.units) for encoder in ENCODERS)
+    patches = ((_SIDE * image.merge) ** 2,) if has_image else ()
+    frames = (_FRAMES,) if has_audio and placeholders[1] >= 0 else ()
+    num_tokens = _TEXT + sum(patches) // image.merge**2 + sum(map(audio.num_tokens, frames))
+    probe = Probe(name="made up", num_tokens=num_tokens, num_targets=0, image_patches=patches, mel_frames=frames)
     data = random_batch([probe] * count, image=image, audio=audio, placeholders=placeholders)
     return replace(data, labels=torch.full_like(data.labels, LABEL_IGNORED))
 
@@ -122,7 +123,7 @@ def _held(
         output = stage(inputs, hidden, arrived)
         held = meter.now
         del output
-    of_layers = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    of_layers = [after - before for before, after in pairwise(marks)]
     return [*of_layers, held - sum(of_layers)]
 
 

@@ -83,9 +83,9 @@ def estimate(
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
     `MeasuredCosts.coefficients`). tp: number of slices of each layer by unit, 1 where none is given; measured coefficients have
-    their own. checkpointing: units that keep only each layer's input. frozen: units without gradients of weights, which keep less.
-    bf16_residual: units with `fp32_residual_connection: false`. backward_factors: as from `headrace.backward_factors`; a unit with
-    0 keeps nothing.
+    their own. checkpointing: units that keep only each layer's input. frozen: units without gradients of weights, which keep
+    less. bf16_residual: units with `fp32_residual_connection: false`. backward_factors: as from `headrace.backward_factors`; a
+    unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
