@@ -92,7 +92,8 @@ def _taken(target: Target, run: Callable[[], object]) -> float:
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     run()
-    return torch.cuda.max_memory_allocated() - before
+    taken: int = torch.cuda.max_memory_allocated() - before
+    return taken
 
 
 def _step_row(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> Row:

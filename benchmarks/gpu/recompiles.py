@@ -1,6 +1,6 @@
 """How often torch.compile compiles a block anew where every microbatch has other lengths: a compilation takes seconds.
 
-Without a GPU, an operation with the arguments of the flash kernel stands for it: the dense kernel of the CPU is called for runs of
+Without a GPU, an operation with the arguments of the flash kernel stands for it: the CPU's dense kernel is called for runs of
 equal lengths, so that each microbatch is another program.
 """
 
@@ -72,9 +72,14 @@ def _emulated_flash() -> Iterator[None]:
 
     flash.register_fake(lambda q, *_: torch.empty_like(q))
     flash.register_autograd(lambda _, gradient: (gradient, None, None, None, None))
-    real = block.packed_attention
-    block.packed_attention = lambda q, k, v, segments, **_: flash(q, k, v, segments.cu_seqlens, segments.longest)
+    real = block.packed_attention  # type: ignore[attr-defined]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, **_: Any) -> Tensor:
+        output: Tensor = flash(q, k, v, segments.cu_seqlens, segments.longest)
+        return output
+
+    block.packed_attention = attention  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        block.packed_attention = real
+        block.packed_attention = real  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, while it is entered, the bytes of storages that operations give out, until each of them is freed.
 
     Everything that holds a tensor counts alike: a variable, autograd, or the closure of a checkpoint. What was there before, and
@@ -19,7 +19,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         """Bytes that are held."""
         self.most = 0

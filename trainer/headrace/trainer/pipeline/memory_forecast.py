@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.held_activations import activation_memory, freed_by
@@ -65,7 +65,9 @@ class StateBytes:
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         trained = {p for stage in stages for p in stage.parameters() if p.requires_grad}
         width = 0 if dtype == torch.float32 else dtype.itemsize
-        matrices = {p for stage in stages for m in stage.modules() if isinstance(m, nn.Linear) for p in m.parameters()}
+        matrices: set[Tensor] = {
+            p for stage in stages for m in stage.modules() if isinstance(m, nn.Linear) for p in m.parameters()
+        }
         matrices |= {stage.model.decoder.output_weight for stage in stages if isinstance(stage, LlmStage) and stage.is_last}
         return cls(
             weights=sum(storages.values()),
@@ -79,7 +81,8 @@ class StateBytes:
     @property
     def during_backward(self) -> int:
         """All that is there while activations are."""
-        return sum(astuple(self)) - self.bucket
+        sizes: tuple[int, ...] = astuple(self)
+        return sum(sizes) - self.bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +208,7 @@ class StageMemory:
             num_layers=sum(len(stage.layers) for stage in self._stages),
         )
 
-    def _working_of_row(self, again: Sequence[frozenset[int]]) -> float:
+    def _working_of_row(self, again: Sequence[Collection[int]]) -> float:
         """Return the bytes of a row that a backward takes: those of gradients, and of a layer that runs again."""
         largest = max((size for one in self._kept for size in one.layers), default=0.0)
         ends = max((one.ends for one in self._kept), default=0.0)
