@@ -22,6 +22,7 @@ from headrace.errors import UserError
 from headrace.held_activations import activation_memory, freed_by
 from headrace.observability.logs import pairs
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
+from headrace.trainer.loading.buffers import PinnedMemory
 from headrace.trainer.models.loss import MAX_LOGITS
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.kept_activations import KeptActivations
@@ -240,7 +241,9 @@ class StageMemory:
         return float(sum(_LOGIT_BYTES * vocabulary * min(rows, piece) for vocabulary, piece, _ in heads))
 
     def _log(self, forecast: Forecast) -> None:
-        limit = {} if math.isinf(self.limit) else {"limit_gib": round(self.limit / _GIB, 3)}
+        limit: dict[str, object] = {} if math.isinf(self.limit) else {"limit_gib": round(self.limit / _GIB, 3)}
+        if self._stages[0].device.type == "cuda":  # all data of the step have come, and lie there
+            limit["pinned_host_gib"] = round(PinnedMemory().allocated_bytes / _GIB, 3)
         log.info("memory forecast %s", pairs(place=str(self._place), **forecast.fields(), **limit))
         if forecast.total > self.limit and not self._is_limited:
             log.warning("this may not fit the GPU: take checkpointing auto %s", pairs(place=str(self._place), **limit))
