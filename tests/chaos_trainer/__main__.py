@@ -36,11 +36,11 @@ class References:
         self._lock = threading.Lock()
 
     def of(self, case: Case, steps: int) -> Trained:
-        """What `case` would have come to after so many steps."""
-        key = steps, case.nodes
+        """What `case` would have come to after so many steps, on as many processes that are a node each."""
+        key = steps, case.nodes * case.gpus_per_node
         with self._lock:
             if key not in self._trained:
-                calm = Case(name="undisturbed", steps=steps, nodes=case.nodes, max_failures=case.max_failures)
+                calm = Case(name="undisturbed", steps=steps, nodes=key[1], max_failures=case.max_failures)
                 self._trained[key] = Run(self._cluster, calm).run()
             return self._trained[key]
 
