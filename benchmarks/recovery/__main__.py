@@ -23,7 +23,7 @@ import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from benchmarks.recovery import nodes, planning, replanning, state_copies, traces
+from benchmarks.recovery import endings, nodes, planning, replanning, state_copies, traces
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace import rpc, trainer
@@ -95,6 +95,7 @@ def main() -> None:
         sections = [_losses(cluster, rounds), _resume(cluster, port, far_step)]
     sections += nodes.sections(quick=options.quick)
     sections += planning.sections(quick=options.quick)
+    sections.append(endings.section(quick=options.quick))
     sections.append(state_copies.section(quick=options.quick))
     sections += replanning.sections(quick=options.quick)
     sections += traces.sections(quick=options.quick)

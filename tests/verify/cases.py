@@ -44,7 +44,7 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
 }
 """`encoder`: of each one; `generator`: where there is one."""
-_WHOLLY = {"frozen": True, "frozen_projector": True}
+_WHOLLY: dict[str, bool | int] = {"frozen": True, "frozen_projector": True}
 FROZEN: dict[str, dict[str, dict[str, bool | int]]] = {
     "all learn": {},
     "frozen encoder": {"encoder": {"frozen": True}},
@@ -62,7 +62,9 @@ ACTIVATIONS = ("kept", "recomputed")
 """`recomputed`: with activation checkpointing, in all units but `encoder`, which has none."""
 HEADS = ("tied", "untied")
 """Whether the LLM's head is its embedding or a matrix of its own."""
-PRECISIONS = ("float32", "bfloat16")
+HALF_RESIDUAL = "bfloat16 residual"
+PRECISIONS = ("float32", "bfloat16", HALF_RESIDUAL)
+"""HALF_RESIDUAL: matrix products in bfloat16, and the residual stream too, in all units but `encoder`."""
 MOST_PROCESSES = 7
 
 
@@ -89,8 +91,22 @@ class Case:
         """The document that a user would write."""
         degrees, frozen = DEGREES[self.degrees], frozen_in(self.units, self.frozen)
         recomputed = {unit: self.activations == "recomputed" and unit != ENCODER for unit in self.units}
-        units = {unit: {**of_kind(degrees, unit), **frozen[unit], "checkpointing": recomputed[unit]} for unit in self.units}
+        whole = {unit: self.precision != HALF_RESIDUAL or unit == ENCODER for unit in self.units}
+        units = {
+            unit: {
+                **of_kind(degrees, unit),
+                **frozen[unit],
+                "checkpointing": recomputed[unit],
+                "fp32_residual_connection": whole[unit],
+            }
+            for unit in self.units
+        }
         return {**SCHEDULES[self.schedule], "units": units}
+
+    @property
+    def dtype(self) -> str:
+        """Of matrix products."""
+        return self.precision.split()[0]
 
     @property
     def has_audio(self) -> bool:
@@ -99,7 +115,7 @@ class Case:
     @property
     def can_run(self) -> bool:
         """Whether MOST_PROCESSES reach, no unit is cut or has single layers frozen that has to be whole, and something learns."""
-        cut = self.schedule == "interleaved" or {"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys()
+        cut = self.schedule == "interleaved" or bool({"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys())
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
         return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
@@ -109,9 +125,14 @@ class Case:
         return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
 
 
-PIPELINES = {"schedule": tuple(SCHEDULES), "units": UNITS, "degrees": tuple(DEGREES), "frozen": tuple(FROZEN)}
+PIPELINES: dict[str, tuple[Any, ...]] = {
+    "schedule": tuple(SCHEDULES),
+    "units": UNITS,
+    "degrees": tuple(DEGREES),
+    "frozen": tuple(FROZEN),
+}
 """The choices, by field of `Case`, of which some exclude each other."""
-OTHERS = {
+OTHERS: dict[str, tuple[Any, ...]] = {
     "strategy": STRATEGIES,
     "clipping": tuple(CLIPPING),
     "activations": ACTIVATIONS,

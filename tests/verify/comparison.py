@@ -63,21 +63,21 @@ def differences(
     """
     topology = parse(PipelineTopology, case.topology, "topology")
     packs: dict[int, int] = {}
-    plans = [_plan(case, topology, step, pack_tokens, packs) for step in range(STEPS)]
+    plans = [plan_of_step(case, topology, step, pack_tokens, packs) for step in range(STEPS)]
     order = Order(
         case.topology,
         [plan.to_json() for plan in plans],
         case.has_audio,
         LEARNING_RATE,
-        dtype=case.precision,
+        dtype=case.dtype,
         max_grad_norm=CLIPPING[case.clipping],
         tied=case.head == "tied",
         packs=packs,
         pack_tokens=pack_tokens,
         transport=transport,
     )
-    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.precision)
-    return compare(processes.run(order), *whole, TOLERANCES[case.precision])
+    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype)
+    return compare(processes.run(order), *whole, TOLERANCES[case.dtype])
 
 
 def compare(
@@ -156,7 +156,8 @@ def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None
             trunk = model.get_submodule(TRUNKS[part])
             trunk.requires_grad_(not flags.get("frozen", False))
             if count := flags.get("frozen_layers", 0):
-                for module in (*(getattr(trunk, name) for name in ENTRIES[part]), *trunk.layers[:count]):
+                layers = list(trunk.get_submodule("layers").children())
+                for module in (*(getattr(trunk, name) for name in ENTRIES[part]), *layers[:count]):
                     module.requires_grad_(False)
             if unit != units[-1]:
                 model.get_submodule(PROJECTORS[part]).requires_grad_(not flags.get("frozen_projector", False))
@@ -166,7 +167,7 @@ def _rows(step: int, audio: bool) -> list[dict[str, Any]]:
     return [make_row(1000 * step + number, audio=audio) for number in range(SAMPLES)]
 
 
-def _plan(case: Case, topology: PipelineTopology, step: int, pack_tokens: int, packs: dict[int, int]) -> StepPlan:
+def plan_of_step(case: Case, topology: PipelineTopology, step: int, pack_tokens: int, packs: dict[int, int]) -> StepPlan:
     """The plan of a step, whose packs, if there are any, are added to `packs`, numbered apart from those of other steps."""
     rows = _rows(step, case.has_audio)
     ids = np.array([row["sample_id"] for row in rows])

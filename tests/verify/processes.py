@@ -123,7 +123,7 @@ class Processes:
         failures = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failures:
             raise RuntimeError("\n".join(failures))
-        return [answer for answer in answers if answer is not None]
+        return [answer for answer in answers if isinstance(answer, Answer)]
 
     def __enter__(self) -> Self:
         return self

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from headrace.trainer.pipeline import buckets
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
+from tests.fake_replicas import fake_replicas
 
 REPLICAS = 4
 WIDTH = 8
@@ -21,26 +20,9 @@ LAYERS = 3
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int]]]:
-    """Collectives as they are begun, with the bytes that a ring of replicas has each of them send."""
     monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", 1)  # one for each layer
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=REPLICAS)  # type: ignore[no-untyped-call]
-    found: list[tuple[str, int]] = []
-
-    def recording(name: str, passes: int) -> None:
-        collective = getattr(dist, name)
-
-        def begin(*tensors: Any, **options: Any) -> Any:
-            whole = max(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
-            found.append((name, passes * whole * (REPLICAS - 1) // REPLICAS))
-            return collective(*tensors, **options)
-
-        monkeypatch.setattr(dist, name, begin)
-
-    recording("reduce_scatter_single", 1)
-    recording("all_gather_single", 1)
-    recording("all_reduce", 2)
-    yield found
-    dist.destroy_process_group()
+    with fake_replicas(REPLICAS) as begun:
+        yield begun
 
 
 def _step(layers: nn.Sequential, optimizer: ShardedAdamW, events: list[tuple[str, int]]) -> None:

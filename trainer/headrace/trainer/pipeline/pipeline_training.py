@@ -25,6 +25,7 @@ from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
+from headrace.trainer.pipeline.memory_forecast import StageMemory, log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
@@ -110,8 +111,9 @@ def train_pipeline(
                 check_fresh(job, loader.next_step, allowed=fresh_weights)
             weights = [weight for stage in stages for weight in stage.parameters()]
             check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+            memory = step.forecast_memory(spec.image, spec.audio)
             with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
-                _train(job, loader, step, writer, settings, every=checkpoint_every)
+                _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
 
 
 def _saving(
@@ -126,6 +128,7 @@ def _train(
     step: PipelineStep,
     writer: CheckpointWriter | None,
     settings: OptimizerSpec,
+    memory: StageMemory,
     *,
     every: int,
 ) -> None:
@@ -133,6 +136,9 @@ def _train(
     where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
+    device = step.stages[0].device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for planned, feed in loader.steps(step.prepare):
         PROGRESS.begin_step(planned.index)
         try:
@@ -143,6 +149,8 @@ def _train(
         loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
         PROGRESS.excuse("waits for the next step")
         log_step(job, planned, result, step.non_finite_samples)
+        if not committed and device.type == "cuda" and memory.forecast is not None:
+            log_measured(place, memory.forecast, torch.cuda.max_memory_allocated(device))
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             loader.settle()

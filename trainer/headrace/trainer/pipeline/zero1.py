@@ -49,7 +49,7 @@ class ShardedAdamW:
         *,
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
-        shared: Sequence[tuple[Set[nn.Parameter | None], dist.ProcessGroup]] = (),
+        shared: Sequence[tuple[Set[nn.Parameter], dist.ProcessGroup]] = (),
     ) -> None:
         """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
         None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
@@ -87,6 +87,21 @@ class ShardedAdamW:
         """The parts of parameters that this replica updates."""
         return self._piece_of.values()
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of all parameters."""
+        return sum(bucket.weights.nbytes for bucket in self._buckets)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of the largest bucket, which its gradients are copied into before they are summed."""
+        return max((bucket.weights.nbytes for bucket in self._buckets), default=0)
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of the moments of this replica's pieces once they have been updated."""
+        return sum(len(_MOMENTS) * piece.weight.nbytes for piece in self.pieces)
+
     def last_backward(self, chunk: int) -> None:
         """Begin from now on to sum each of a chunk's buckets as soon as all its parameters have a gradient of the next backward,
         the chunk's last one in this step.
@@ -112,7 +127,8 @@ class ShardedAdamW:
             for bucket in buckets:
                 bucket.sum_over(group)
         for bucket in self._buckets:
-            shard, first = bucket.summed(), self._replica * len(bucket.summed())
+            shard = bucket.summed()
+            first = self._replica * len(shard)
             for piece in self._pieces[bucket]:
                 begin = bucket.place(piece.parameter) + piece.begin - first
                 summed = shard[begin : begin + piece.weight.numel()]
