@@ -35,6 +35,8 @@ class Case:
     """At the beginning: n0, n1, ..."""
     gpus_per_node: int = 1
     """Processes of each node."""
+    adapted: bool = False
+    """Whether the llm is one of Hugging Face's transformers, with an embedding that is its head too."""
     microbatches: int = 2
     """Half of those of a step: there are no more pipelines than microbatches."""
     max_failures: int = 1
@@ -90,6 +92,7 @@ def cases() -> list[Case]:
         *_while_saving(),
         *_in_rescues(),
         *_of_two_processes(),
+        *_adapted(),
         many_generations(25),
     ]
 
@@ -249,6 +252,14 @@ def _of_two_processes() -> Iterator[Case]:
         yield case(_kill(place, LONG[2]))
     second = _kill(Place.UPDATED, Where(node="n1"), step=3, generation=2)
     yield case(_kill(Place.FORWARD, Where(node="n2")), second, recovers=False)
+
+
+def _adapted() -> Iterator[Case]:
+    """First and last stage of the llm both have its embedding; a node that joins gets all weights from others."""
+    for fault in (_kill(Place.BACKWARD, LONG[2]), _kill(Place.UPDATED, LONG[1])):
+        yield Case(name=f"{fault}, an llm of transformers", faults=(fault,), adapted=True, steps=4)
+    joins = (Act(node="n5", step=1),)
+    yield Case(name="a join, an llm of transformers", faults=(_hold(2),), starts=joins, adapted=True)
 
 
 def _rerouted() -> Iterator[Case]:

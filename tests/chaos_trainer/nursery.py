@@ -27,13 +27,14 @@ from headrace.cli import main as command
 from headrace.cli.run import node_processes
 from headrace.cli.watch import submission, summary
 from headrace.observability import metrics, tracing
+from headrace.trainer.models.huggingface import model as adapted
 from headrace.trainer.pipeline import pipeline_training
 from headrace.trainer.recovery import node
 from headrace.trainer.train_step import make_optimizer
 from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
 
-LATER = (jobs_client, node_processes, submission, summary, metrics, tracing, pipeline_training, node)
+LATER = (jobs_client, node_processes, adapted, submission, summary, metrics, tracing, pipeline_training, node)
 """What `headrace train` imports when it comes to it."""
 POLL_S = 0.02
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG

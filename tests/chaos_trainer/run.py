@@ -29,6 +29,18 @@ from tests.chaos_trainer.verdict import Trained
 TIMEOUT_S = 90.0
 DUMP_S = 1.0  # for a node to write where it is
 EXIT_UNRECOVERABLE = 3
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "vocab_size": 10_000,
+    "tie_word_embeddings": True,
+}
+"""The configuration of a small model of `transformers`."""
 _numbers = itertools.count()
 
 
@@ -86,8 +98,11 @@ class Run:
         case = self._case
         self.folder.mkdir()
         (self.folder / "case").write_text(f"{case}\n")
-        nodes = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
+        nodes: dict[str, Any] = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
         nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node}
+        if case.adapted:
+            (self.folder / "config.json").write_text(json.dumps(QWEN))
+            nodes["model"] = {"llm": str(self.folder)}
         (self.folder / "nodes.yaml").write_text(json.dumps(nodes))
         self._leader = self._cluster.leader()
         self._job = self._cluster.submit(job_spec(self.folder.name, case.steps, case.microbatches))

@@ -34,6 +34,8 @@ SLOW_SELECTION = [
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s, nodes of two processes",
     "leave rank 3 at forward 1 of step 2, nodes of two processes",
     "kill n1 at backward 1 of step 2 then hold rank 0 at begin 1 of step 3, back again, nodes of two processes",
+    "kill llm -1 of pipeline 0 at backward 1 of step 2, an llm of transformers",
+    "a join, an llm of transformers",
 ]
 CASES = [
     *(pytest.param(case, id=case.name) for case in cases() if case.name in SELECTION),

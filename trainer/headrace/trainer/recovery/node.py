@@ -17,10 +17,10 @@ from types import FrameType
 import torch
 
 from headrace.errors import HeadraceError, UnrecoverableError, UserError
-from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
-from headrace.trainer.devices import local_device, warn_staged_nodes
+from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_staged_nodes
+from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
@@ -79,12 +79,13 @@ def train_recoverable(
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
         spec.check_execution(loader.spec.execution)
-        model_name = model_name or loader.spec.model
-        nodes = _nodes(loader, spec, model_name, precision)
+        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model)
+        warn_quadratic_attention(device.type, precision, model.shape)
+        nodes = _nodes(loader, spec, model, precision)
         training = Training(
             loader,
             spec,
-            model_name,
+            model,
             device=device,
             dtype=PRECISIONS[precision],
             checkpoint=checkpoint,
@@ -98,10 +99,10 @@ def train_recoverable(
             member.run()
 
 
-def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: str) -> membership_pb2.NodesSpec:
+def _nodes(loader: NodeLoader, spec: RecoverySpec, model: WholeModel, precision: str) -> membership_pb2.NodesSpec:
     return nodes_message(
         spec,
-        MODEL_SHAPES[model_name],
+        model.shape,
         num_microbatches=loader.spec.topology.replicas * loader.spec.topology.microbatches,
         vocab_size=loader.vocabulary.size,
         image=loader.spec.image,

@@ -16,6 +16,7 @@ from headrace.limits import MAX_GPUS_PER_NODE
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.layer_partition import layer_costs
@@ -67,6 +68,8 @@ class RecoverySpec(BaseModel):
     'auto' takes whichever is done earlier."""
     units: dict[str, RecoverableUnit]
     """The units by name, which must include 'llm'."""
+    model: HuggingFaceUnits = HuggingFaceUnits()
+    """Units that are models of Hugging Face's transformers, at paths that every node has."""
     optimizer: OptimizerSpec = OptimizerSpec()
 
     @model_validator(mode="after")
@@ -121,12 +124,13 @@ def nodes_message(
     topology = spec.pipeline(dict.fromkeys(spec.units, (0, 1)))
     costs = layer_costs(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
     rows = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
+    embedded = vocab_size if spec.model.llm is None else shape.llm.vocab
     profile = membership_pb2.ModelProfile(memory_bytes=np.iinfo(np.int64).max // 2)
     if spec.memory_gib is not None:
         profile.memory_bytes = int(spec.memory_gib * 2**30)
     for unit in topology.units:
         seconds = rows.get(unit, 1) * np.sum(costs[unit], axis=0)
-        num_bytes = _layer_bytes(shape.units[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
+        num_bytes = _layer_bytes(shape.units[unit], embedded if unit == LLM else 0, frozen=spec.units[unit].frozen)
         if unit == ENCODER:  # it cannot be cut
             seconds, num_bytes = seconds.sum(keepdims=True), num_bytes.sum(keepdims=True)
         profile.units.add(unit=unit, num_layers=len(seconds))
