@@ -106,5 +106,5 @@ def test_trainers_run_what_the_job_says_of_the_stream_and_of_what_runs_again() -
 
 
 def test_only_true_false_and_auto_say_what_runs_again() -> None:
-    with pytest.raises(SpecError, match="units.llm.checkpointing"):
+    with pytest.raises(SpecError, match=r"units\.llm\.checkpointing"):
         parse(PipelineTopology, {"units": {"llm": {"checkpointing": "some"}}}, "topology")
