@@ -164,14 +164,23 @@ class StageMemory:
             return
         rows = {kind: num_rows(kind) for kind in (Kind.FORWARD, Kind.BACKWARD)}
         if self._chooses:
-            counts = range(len(self._savings) + 1)
-            fewest = bisect_left(counts, True, key=lambda count: self._forecast(actions, rows, count).total <= self.limit)
-            self._choose(min(fewest, len(self._savings)))
+            self._choose(self._fewest(lambda count: self._forecast(actions, rows, count).total))
         self.forecast = self._forecast(actions, rows, None)
         if is_first:
             self._log(self.forecast)
         if self._is_limited and self.forecast.total > self.limit:
             raise UserError(self._too_much(self.forecast))
+
+    def _fewest(self, total: Callable[[int], float]) -> int:
+        """Return the fewest layers that must run again to keep to the limit, or else the number with which least is taken.
+
+        The first one costs what a layer holds while it runs again; from there on each saves something.
+        """
+        most = len(self._savings)
+        if not most or total(0) <= self.limit:
+            return 0
+        fewest = bisect_left(range(most + 1), True, lo=1, key=lambda count: total(count) <= self.limit)
+        return fewest if fewest <= most else min((0, most), key=total)
 
     def _choose(self, count: int) -> None:
         for chunk, stage in enumerate(self._stages):
