@@ -173,6 +173,9 @@ class BlobReader(io.RawIOBase):
 class BlobCache(Protocol):
     """The interface of a cache that keeps remote files, and what is made of files, on a local disk."""
 
+    def __hash__(self) -> int:
+        """Return the hash of the cache itself: two are equal if they are one."""
+
     def open(self, url: str) -> Blob:
         """Open the file at `url`. Raises DatasetError where it cannot be read."""
 
@@ -249,6 +252,11 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if isinstance(fs, LocalFileSystem):
         access.check_path(path)
     return fs, path
+
+
+def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """Return the absolute path, or the URL, of a path in a file system."""
+    return os.path.abspath(path) if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
 
 
 @cache

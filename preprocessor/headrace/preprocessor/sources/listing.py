@@ -14,13 +14,14 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
 from headrace.preprocessor.sources import energon, hub_card, mds
-from headrace.preprocessor.sources.blob import filesystem, local_path, read_file
+from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, url_of
 from headrace.preprocessor.sources.download import Retry
+from headrace.preprocessor.sources.energon_join import check_join
+from headrace.preprocessor.sources.energon_selection import Selection, selection_of
 from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, format_of, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
@@ -55,7 +56,7 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
         )
     notes: list[str] = []
     try:
-        selection = energon.selection_of(source)
+        selection = selection_of(source)
         fs, path = filesystem(selection.root)
         wanted = source.split or (None if selection.split == "train" else selection.split)
         names, root = retry.call(lambda: _names(fs, path, selection, wanted, notes.append), source.path)
@@ -74,7 +75,8 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
     for note in dict.fromkeys(notes):  # once, even if the listing was tried again
         log.warning("source %s: %s", source.name, printable(note))
     return [
-        ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
+        ShardInfo(source=index, url=url_of(fs, posixpath.join(root, name)), name=f"{source.name}/{name}")
+        for name in sorted(names)
     ]
 
 
@@ -91,7 +93,7 @@ def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
 
 
 def _names(
-    fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection, wanted: str | None, tell: Callable[[str], None]
+    fs: fsspec.AbstractFileSystem, path: str, selection: Selection, wanted: str | None, tell: Callable[[str], None]
 ) -> tuple[list[str] | None, str]:
     """Return the names of the shards and the folder they are relative to; the names are None where `path` does not exist.
 
@@ -106,11 +108,18 @@ def _names(
         missing = sorted(set(shards) - set(names))
         if missing:
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
+        if selection.joiner:
+            check_join(selection)
         return shards, root
     visible = [name for name in names if not _is_hidden(name)]
     shards = _chosen(fs, root, visible, wanted, tell, whole=root == path)
     if not shards:
         raise DatasetError(why_no_shard(visible, selection.root))
+    if selection.joiner or (selection.is_part and len(shards) > 1):
+        raise DatasetError(
+            f"{selection.root} is no prepared Energon data set, which alone says how many samples its shards have and can be "
+            "joined: run `energon prepare` for it"
+        )
     of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
     others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
     return others + _indexed(fs, root, of_mds, whole=root == path), root
@@ -123,7 +132,7 @@ def _chosen(
 
     `whole`: whether they are all files of a folder. Raises DatasetError where it is not certain which are meant.
     """
-    where = _url(fs, root)
+    where = url_of(fs, root)
     shards = [name for name in files if is_shard(posixpath.join(root, name))]
     split: Callable[[str], str] = split_of
     if whole or len(shards) > 1:
@@ -226,7 +235,3 @@ def is_shard(url: str) -> bool:
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
-
-
-def _url(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    return os.path.abspath(path) if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
