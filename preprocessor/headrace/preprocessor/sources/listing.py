@@ -17,12 +17,12 @@ import fsspec
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
-from headrace.preprocessor.sources import energon, hub_card, mds
+from headrace.preprocessor.sources import energon, hub_card, litdata, mds
 from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, url_of
 from headrace.preprocessor.sources.download import Retry
 from headrace.preprocessor.sources.energon_join import check_join
 from headrace.preprocessor.sources.energon_selection import Selection, selection_of
-from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, format_of, may_be_shard, why_no_shard
+from headrace.preprocessor.sources.formats import choose_format, format_of, has_shard_name, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
 from headrace.printable import printable
@@ -82,7 +82,7 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
 
 def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
     """Raise DatasetError if a source's `media_root` is no folder (where it is local), or if its format has no use for it."""
-    holding = sorted({format_of(name) for name in names} & {"tar", "MDS"})
+    holding = sorted({format_of(name) for name in names} & {"tar", "MDS", "LitData"})
     if holding:
         raise DatasetError(f"source {source.name!r}: {holding[0]} shards hold their media; leave media_root out")
     path = local_path(source.media_root or "")
@@ -120,9 +120,11 @@ def _names(
             f"{selection.root} is no prepared Energon data set, which alone says how many samples its shards have and can be "
             "joined: run `energon prepare` for it"
         )
-    of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
-    others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
-    return others + _indexed(fs, root, of_mds, whole=root == path), root
+    if format_of(shards[0]) == "MDS":
+        return _indexed(fs, root, shards, _of_mds, whole=root == path), root
+    if format_of(shards[0]) == "LitData":
+        return _indexed(fs, root, shards, _of_litdata, whole=root == path), root
+    return shards, root
 
 
 def _chosen(
@@ -167,8 +169,27 @@ def _relative(files: Sequence[str], root: str) -> list[str]:
     return [file[len(beginning) :] if file.startswith(beginning) else posixpath.relpath(file, root) for file in files]
 
 
-def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:
-    """Return those MDS shards that the index.json of their folder lists, one file for each shard.
+def _of_mds(data: bytes, present: set[str], whole: bool, path: str) -> list[str]:
+    return mds.choose_files(mds.parse_index(data, path), present, whole, path)
+
+
+def _of_litdata(data: bytes, present: set[str], whole: bool, path: str) -> list[str]:
+    names = litdata.parse_index(data, path).names
+    if whole and (missing := [name for name in names if name not in present]):
+        raise DatasetError(f"{path} lists {missing[0]}, which is not there; complete the data set or write its index again")
+    return [name for name in names if name in present]
+
+
+def _indexed(
+    fs: fsspec.AbstractFileSystem,
+    root: str,
+    names: list[str],
+    chosen_of: Callable[[bytes, set[str], bool, str], list[str]],
+    whole: bool,
+) -> list[str]:
+    """Return those MDS or LitData shards that the index.json of their folder lists, one file for each shard.
+
+    `chosen_of` returns those of an index, of the files that are present in its folder.
 
     Raises DatasetError where a folder has no index, or, if `whole`, a listed shard is missing.
     """
@@ -181,18 +202,18 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
         try:
             data = read_file(fs, path, mds.MAX_INDEX_BYTES)
         except FileNotFoundError as err:
-            raise DatasetError(f"there is no {path} beside {min(present)}; MDS shards need their index") from err
-        chosen += [posixpath.join(folder, name) for name in mds.choose_files(mds.parse_index(data, path), present, whole, path)]
+            raise DatasetError(f"there is no {path} beside {min(present)}; such shards need their index") from err
+        chosen += [posixpath.join(folder, name) for name in chosen_of(data, present, whole, path)]
     return chosen
 
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
     """Return the folder that names are relative to, and the files that `path` stands for; None where it does not exist."""
-    if not path.endswith(SUFFIXES) and _is_folder(fs, path):
+    if not has_shard_name(path) and _is_folder(fs, path):
         return path, fs.find(path)
     if _is_file(fs, path):
         return posixpath.dirname(path), [path]
-    if path.endswith(SUFFIXES) and fs.isdir(path):
+    if has_shard_name(path) and fs.isdir(path):
         return path, fs.find(path)
     if _GLOB_CHARACTERS & set(path):
         fixed = path[: min(path.index(c) for c in _GLOB_CHARACTERS & set(path))]
@@ -230,7 +251,7 @@ def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | No
 
 def is_shard(url: str) -> bool:
     """Whether a path or URL names a shard, by its suffix; false for web URLs with a query or fragment, whose end says nothing."""
-    return url.endswith(SUFFIXES) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
+    return has_shard_name(url) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
 
 
 def _is_hidden(name: str) -> bool:

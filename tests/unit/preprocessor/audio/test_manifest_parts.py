@@ -40,7 +40,7 @@ def refusal(folder: Path, row: dict[str, Any], **mapping: Any) -> str:
         {"duration": 2.0, "offset": 0},
         {"duration": 1.6, "offset": 0.0},
         {"duration": 5, "offset": 0},
-        {"duration": 1},
+        {"duration": 1.9},
     ],
 )
 def test_a_recording_that_is_meant_as_a_whole_is_taken(row: dict[str, Any], tmp_path: Path) -> None:
@@ -53,5 +53,6 @@ def test_a_part_is_refused_with_what_to_do(tmp_path: Path) -> None:
         "schema_error: a duration of 1 s is said of a recording of 2.0 s, and parts of recordings are not read: cut it, or list "
         "'duration' under the mapping's ignore where all of it is meant"
     )
+    assert refusal(tmp_path, {"duration": 1.0}) == first  # as NeMo reads it, from 0 on
     assert "from its offset 1 on" in refusal(tmp_path, {"duration": 1.0, "offset": 1})
     assert refusal(tmp_path, {"duration": 1.0, "offset": 0}, ignore=["duration"]) == ""
