@@ -171,13 +171,22 @@ class _Rows:
         return dict(row) if isinstance(row, Mapping) else row
 
 
-def lance(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row], Sample], **options: Any) -> Layout:
-    """Return the layout of a Lance data set."""
+def lance(
+    name: str,
+    what: str,
+    row: Callable[[int], Row],
+    sample: Callable[[Row], Sample],
+    then: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Layout:
+    """Return the layout of a Lance data set; `then` changes it further."""
 
     def write(folder: Path) -> None:
         import lance as library
 
-        library.write_dataset(_table([row(number) for number in range(COUNT)]), str(folder / "barns.lance"), **options)
+        written = library.write_dataset(_table([row(number) for number in range(COUNT)]), str(folder / "barns.lance"), **options)
+        if then:
+            then(written)
 
     def read(folder: Path) -> list[Sample]:
         import lance as library
@@ -185,6 +194,27 @@ def lance(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row
         return [sample(found) for found in library.dataset(str(folder / "barns.lance")).to_table().to_pylist()]
 
     return Layout(name=f"lance-{name}", writer=LANCE, what=what, write=write, read=read, path="barns.lance")
+
+
+def _one_deleted(written: Any) -> None:
+    written.delete(f"caption = '{caption(1)}'")
+
+
+def _column_added(written: Any) -> None:
+    written.add_columns({"caption": "title"})
+    written.drop_columns(["title"])
+
+
+def _appended(written: Any) -> None:
+    import lance as library
+
+    library.write_dataset(_table([_pair(number) for number in range(20, 22)]), written.uri, mode="append")
+
+
+def _overwritten(written: Any) -> None:
+    import lance as library
+
+    library.write_dataset(_table([_pair(number) for number in range(30, 32)]), written.uri, mode="overwrite")
 
 
 def _chat(row: Row) -> Sample:
@@ -259,6 +289,14 @@ LAYOUTS = (
     lance("caption", "`image: binary`, `caption`", _pair, _captioned),
     lance("llava", "`image: binary`, `conversations`", lambda i: {"image": picture(i), "conversations": sharegpt(i)}, _chat),
     lance("fragments", "a row a fragment", _pair, _captioned, max_rows_per_file=1),
+    lance("audio", "`audio: binary`, `text`", lambda i: {"audio": sound(i), "text": caption(i)},
+        lambda row: document(audio(row["audio"]), row["text"])),
+    lance("deleted", "a row that is deleted", _pair, _captioned, then=_one_deleted),
+    lance("column", "a column that was added", lambda i: {"image": picture(i), "title": caption(i)}, _captioned,
+        then=_column_added),
+    lance("versions", "rows that were appended, in a newer version", _pair, _captioned, then=_appended),
+    lance("overwritten", "rows of an older version beside", _pair, _captioned, then=_overwritten),
+    lance("legacy", "files of the first version of the format", _pair, _captioned, data_storage_version="legacy"),
     lance("text", "`text` alone", lambda i: {"text": caption(i)}, lambda row: document(row["text"])),
 )  # fmt: skip
 

@@ -11,7 +11,7 @@
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
     tar.py          a strict tar header reader; sample_index.py: where the samples of a tar lie
-    webdataset.py  arrow_stream.py  mds.py (mds_columns.py)  litdata.py (litdata_leaves.py)     one format each
+    webdataset.py  arrow_stream.py  mds.py (mds_columns.py)  litdata.py (litdata_leaves.py)  lance_table.py     one format each
     parquet.py      Parquet, by parquet_rows.py (row groups unpacked into the cache), parquet_memory.py (decoded in memory),
                     parquet_bounds.py (what they take) and parquet_pages.py (headers of pages)
     jsonl.py  json_array.py  csv_rows.py (row_files.py)     one format each, of annotations
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.sources import litdata, mds
+from headrace.preprocessor.sources import lance_table, litdata, mds
 from headrace.preprocessor.sources.arrow_stream import ArrowShard
 from headrace.preprocessor.sources.auxiliary import AuxiliaryShard
 from headrace.preprocessor.sources.base import Shard
@@ -43,6 +43,7 @@ from headrace.preprocessor.sources.filtered import FilteredShard, PartShard
 from headrace.preprocessor.sources.formats import ENDS
 from headrace.preprocessor.sources.json_array import JsonShard
 from headrace.preprocessor.sources.jsonl import JsonlShard
+from headrace.preprocessor.sources.lance_table import LanceShard
 from headrace.preprocessor.sources.listing import is_shard, list_shards
 from headrace.preprocessor.sources.litdata import LitDataShard
 from headrace.preprocessor.sources.mds import MdsShard
@@ -92,6 +93,8 @@ def _open_whole(url: str, source: SourceSpec, cache: BlobCache | None) -> Shard:
         return CsvShard(url, cache, source)
     if url.endswith(mds.SUFFIXES):
         return MdsShard(url, cache)
+    if lance_table.FRAGMENT.search(url):
+        return TableShard(LanceShard(url), url, source)
     if litdata.CHUNK.search(url):
         return LitDataShard(url, cache)
     selection = selection_of(source)

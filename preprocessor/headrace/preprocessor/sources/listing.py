@@ -17,7 +17,7 @@ import fsspec
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
-from headrace.preprocessor.sources import energon, hub_card, litdata, mds
+from headrace.preprocessor.sources import energon, hub_card, lance_table, litdata, mds
 from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, url_of
 from headrace.preprocessor.sources.download import Retry
 from headrace.preprocessor.sources.energon_join import check_join
@@ -111,6 +111,8 @@ def _names(
         if selection.joiner:
             check_join(selection)
         return shards, root
+    if root == path and lance_table.is_dataset(names):
+        return lance_table.list_fragments(url_of(fs, root)), root
     visible = [name for name in names if not _is_hidden(name)]
     shards = _chosen(fs, root, visible, wanted, tell, whole=root == path)
     if not shards:

@@ -109,7 +109,7 @@ def test_descriptions_are_no_shards(
     [
         (
             ("x.lance/data/0.lance", "x.lance/_versions/v.json"),
-            "holds Lance (x.lance/_versions/v.json), which is not read: write",
+            "holds a Lance data set (x.lance/data/0.lance): name its own folder",
         ),
         (("index.json", "chunk-0-0.bin"), "is no sound index of LitData chunks"),
         (("chunk-0-0.bin",), "beside chunk-0-0.bin; such shards need their index"),
