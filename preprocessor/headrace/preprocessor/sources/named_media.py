@@ -64,7 +64,7 @@ class NamedMedia:
         changes = {name: new for name, new in changes.items() if name in fields and name not in named and new not in fields}
         fields = {changes.get(name, name): value for name, value in fields.items()}
         if _NEMO in changes and "duration" in fields:
-            fields.setdefault("offset", 0)  # NeMo reads `duration` seconds from there on, so that less than the file may be meant
+            fields.setdefault("offset", 0)  # NeMo reads `duration` seconds from there on, which may be less than the file
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 
     def stored_paths(self, paths: Collection[str] | None) -> Collection[str] | None:
