@@ -138,6 +138,26 @@ class RemoteBlob(Blob):
         self._file.close()
 
 
+class BlobPart(Blob):
+    """A range of bytes of another blob, which has to stay open."""
+
+    def __init__(self, blob: Blob, offset: int, size: int) -> None:
+        self._blob = blob
+        self._offset = offset
+        self.size = size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` in the range; fewer only at its end."""
+        return self._blob.pread(self._offset + offset, max(0, min(size, self.size - offset)))
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return the same as `pread`; see `Blob.view`."""
+        return self._blob.view(self._offset + offset, max(0, min(size, self.size - offset)))
+
+    def close(self) -> None:
+        """Do nothing: the other blob is its owner's to close."""
+
+
 class BlobReader(io.RawIOBase):
     """A file object over a blob, for libraries that need one. Closing it does not close the blob."""
 
@@ -172,6 +192,9 @@ class BlobReader(io.RawIOBase):
 
 class BlobCache(Protocol):
     """The interface of a cache that keeps remote files, and what is made of files, on a local disk."""
+
+    def __hash__(self) -> int:
+        """Return the hash of the cache itself: two are equal if they are one."""
 
     def open(self, url: str) -> Blob:
         """Open the file at `url`. Raises DatasetError where it cannot be read."""
@@ -249,6 +272,11 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if isinstance(fs, LocalFileSystem):
         access.check_path(path)
     return fs, path
+
+
+def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """Return the absolute path, or the URL, of a path in a file system."""
+    return os.path.abspath(path) if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
 
 
 @cache

@@ -21,7 +21,7 @@ from headrace.errors import DatasetError, HeadraceError
 from headrace.preprocessor import access
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
 from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, unreadable_error
-from headrace.preprocessor.sources.energon import parse_selection
+from headrace.preprocessor.sources.energon_selection import parse_selection
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
 
@@ -51,6 +51,11 @@ def media_files(url: str, source: SourceSpec | None = None) -> MediaFiles:
     if local_path(place) is None:
         return _RemoteFiles(place, [place, folder, inside])
     return _LocalFiles([one for one in (media_root, folder) if one and local_path(one) is not None], [place, folder, inside])
+
+
+def files_below(folder: str) -> MediaFiles:
+    """Return the files in a folder, a path or URL. Raises DatasetError where headrace.preprocessor.access forbids to read it."""
+    return _RemoteFiles(folder, [folder]) if local_path(folder) is None else _LocalFiles([folder], [folder])
 
 
 def _folder_of(url: str) -> str:

@@ -4,7 +4,7 @@ The names of columns become those that mappings look for by themselves:
 
     metadata.jsonl, .csv, .parquet    Hugging Face's ImageFolder and AudioFolder: `file_name` becomes `image` or `audio`,
                                       `file_names` `images` or `audios`, `input_file_name` `input`; `transcription` `text`
-    manifests of NeMo                 `audio_filepath` becomes `audio`
+    manifests of NeMo                 `audio_filepath` becomes `audio`, and a missing `offset` beside a `duration` is 0
 
 What the source's mapping names or ignores stays as it is.
 """
@@ -63,6 +63,8 @@ class NamedMedia:
                 changes["transcription"] = "text"
         changes = {name: new for name, new in changes.items() if name in fields and name not in named and new not in fields}
         fields = {changes.get(name, name): value for name, value in fields.items()}
+        if _NEMO in changes and "duration" in fields:
+            fields.setdefault("offset", 0)  # NeMo reads `duration` seconds from there on, which may be less than the file
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 
     def stored_paths(self, paths: Collection[str] | None) -> Collection[str] | None:
