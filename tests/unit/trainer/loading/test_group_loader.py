@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headrace import trainer
 from headrace.quarantine import Reason, Rejected
 from tests.unit.proto.transport import payload_world
 from tests.unit.trainer.loading import group_worker, loader_world
@@ -191,3 +192,18 @@ def test_a_step_that_was_not_consumed_is_not_committed(results: dict[str, Result
     (error,) = {one["error"] for one in results["commits too soon"]}
     assert error.startswith("ConflictError: step 0 cannot be committed")
     assert worlds["commits too soon"].commits == []
+
+
+def test_a_process_alone_may_have_its_microbatches_padded() -> None:
+    world = World(payload_world.Producer(16 << 20, shared=False))
+    world.totals = TOTALS
+    two_steps(world)
+    try:
+        with trainer.connect(world.endpoint, job="job", parallel=trainer.Parallel(pad_to=8)) as loader:
+            for step in loader:
+                assert [len(microbatch.data.input_ids) % 8 for microbatch in step] == [0, 0]
+                loader.commit(step)
+            assert loader.statistics().num_parts == {"flight": 4}
+    finally:
+        world.stop()
+    assert world.commits == [0, 1]

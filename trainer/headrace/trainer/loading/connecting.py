@@ -113,7 +113,9 @@ def connect(
         hedge_s=hedge_s,
         equal_microbatches=equal_microbatches,
     )
-    return one_rank() if parallel is None else GroupLoader(job, parallel, one_rank)
+    if parallel is None or (parallel.group is None and parallel.pad_to == 1):
+        return one_rank()
+    return GroupLoader(job, parallel, one_rank)
 
 
 def _columns(unit: str | None) -> tuple[str, ...] | None:
