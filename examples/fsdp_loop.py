@@ -6,30 +6,14 @@ torchrun --nproc-per-node 2 examples/fsdp_loop.py --endpoint 127.0.0.1:7070 --jo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 from plain_loop import SmallModel, arguments
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from headrace import trainer
-
-
-def in_lockstep(step: trainer.Step) -> Iterator[trainer.Microbatch | None]:
-    """This rank's microbatches, then None for as long as another rank has one.
-
-    Every forward and backward gathers and scatters over all ranks, so that all have to run as many. Ranks with more replicas
-    than others have more microbatches.
-    """
-    microbatches = iter(step)
-    while True:
-        microbatch = next(microbatches, None)
-        any_left = torch.tensor(microbatch is not None, dtype=torch.int32)
-        dist.all_reduce(any_left, dist.ReduceOp.MAX)
-        if not any_left:
-            return
-        yield microbatch
 
 
 def main() -> None:
@@ -41,34 +25,28 @@ def main() -> None:
         torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    with trainer.connect(args.endpoint, job=args.job, rank=rank, num_ranks=num_ranks) as loader:
+    mesh = init_device_mesh(device.type, (num_ranks,), mesh_dim_names=("dp",))
+    with trainer.connect(args.endpoint, job=args.job, mesh=mesh, equal_microbatches=True) as loader:
         torch.manual_seed(loader.spec.seed)  # each rank keeps its shard of the same weights
         model = SmallModel(loader).to(device)
         fully_shard(model.block)
         fully_shard(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
-        no_tokens = torch.empty(0, dtype=torch.int64, device=device)
         for step in loader:
-            loss_sum, num_targets = 0.0, 0
-            for microbatch in in_lockstep(step):
-                if microbatch is None:
-                    model(no_tokens, no_tokens, no_tokens, no_tokens).backward()  # gradients of 0
-                    continue
+            scale = num_ranks / max(1, step.num_targets)  # FSDP averages over the ranks: their sum is wanted
+            loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+            for microbatch in step:  # as many on every rank, since every forward gathers over all: empty ones fill up
                 data = microbatch.data.to(device)
                 loss = model(data.input_ids, data.position_ids, data.labels, data.patches)
-                loss.backward()
-                loss_sum += loss.item()
-                num_targets += data.num_targets
-            totals = torch.tensor([loss_sum, num_targets], dtype=torch.float64)
-            dist.all_reduce(totals)
-            loss_sum, num_targets = totals[0].item(), max(1.0, totals[1].item())
-            for parameter in model.parameters():
-                parameter.grad *= num_ranks / num_targets  # FSDP has averaged over the ranks: their sum is wanted
+                (loss * scale).backward()
+                loss_sum += loss.detach()
+            dist.all_reduce(loss_sum)
+            loss_mean = loss_sum.item() / max(1, step.num_targets)
             optimizer.step()
             optimizer.zero_grad()
-            loader.commit(step, loss=loss_sum / num_targets)
+            loader.commit(step, loss=loss_mean)
             if rank == 0:
-                print(f"step {step.index} loss {loss_sum / num_targets:.6f}", flush=True)
+                print(f"step {step.index} loss {loss_mean:.6f}", flush=True)
     dist.destroy_process_group()
 
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.preprocess.meter import Meter, Reading
 from benchmarks.preprocess.workload import touch
 from headrace import trainer
-from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer import StepLoader
 from headrace.trainer.loading.steps import Step
 
 

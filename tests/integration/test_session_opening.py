@@ -82,7 +82,7 @@ def test_more_ranks_than_replicas_are_refused_with_the_remedy(calm: Any, spec: A
     """As where tensor-parallel ranks are counted."""
     job = calm.submit(spec("too-many", steps=2))
     with pytest.raises(
-        UserError, match=r"2 replica\(s\) for 3 ranks: use at most 2 \(of tensor- or context-parallel ranks one connects"
+        UserError, match=r"2 replica\(s\) for 3 ranks: use at most 2 \(tensor-, context- and pipeline-parallel ranks share one"
     ):
         trainer.connect(calm.endpoint, job=job, rank=2, num_ranks=3).open()
 

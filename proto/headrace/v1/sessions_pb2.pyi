@@ -84,7 +84,7 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "content", "seconds")
+    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "content", "seconds", "num_targets", "max_tokens", "most_microbatches")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,9 @@ class RankPlan(_message.Message):
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MOST_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
     num_samples: int
@@ -99,7 +102,10 @@ class RankPlan(_message.Message):
     formation: int
     content: int
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., content: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_targets: int
+    max_tokens: int
+    most_microbatches: int
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., content: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ..., num_targets: _Optional[int] = ..., max_tokens: _Optional[int] = ..., most_microbatches: _Optional[int] = ...) -> None: ...
 
 class WholePlan(_message.Message):
     __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "dealt", "in_flight")
@@ -140,20 +146,30 @@ class PlannedUnit(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
-    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "packs")
+    __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "packs", "sources")
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TICKETS_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
     PACKS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
     replica: int
     index: int
     tickets: _containers.RepeatedScalarFieldContainer[str]
     num_samples: int
     parts: _containers.RepeatedCompositeFieldContainer[PartSamples]
     packs: _containers.RepeatedCompositeFieldContainer[Pack]
-    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ...) -> None: ...
+    sources: _containers.RepeatedCompositeFieldContainer[SourceSamples]
+    def __init__(self, replica: _Optional[int] = ..., index: _Optional[int] = ..., tickets: _Optional[_Iterable[str]] = ..., num_samples: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[PartSamples, _Mapping]]] = ..., packs: _Optional[_Iterable[_Union[Pack, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceSamples, _Mapping]]] = ...) -> None: ...
+
+class SourceSamples(_message.Message):
+    __slots__ = ("source", "sample_ids")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_IDS_FIELD_NUMBER: _ClassVar[int]
+    source: int
+    sample_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, source: _Optional[int] = ..., sample_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Pack(_message.Message):
     __slots__ = ("sample_ids",)

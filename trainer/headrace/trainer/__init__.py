@@ -2,7 +2,8 @@
 
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.loading.elastic import replan
-from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer.loading.parallel import Parallel
+from headrace.trainer.loading.step_loader import StepLoader
 from headrace.trainer.loading.steps import Microbatch, Step
 
-__all__ = ["Microbatch", "Step", "StepLoader", "connect", "replan"]
+__all__ = ["Microbatch", "Parallel", "Step", "StepLoader", "connect", "replan"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable
 
 from headrace import message_codec
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
@@ -59,7 +60,10 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
 
     It has the microbatches of the replicas that the session takes, and those others in which the LLM has samples of its unit.
     """
+    foretold = step.foretold
+    assert foretold is not None, "the step is cut"
     replicas = [replica for replica in session.replicas_of(len(step.sizes)) if replica < len(step.sizes)]
+    named = session.replicas is not None
     needed = {part.ticket: part for replica in replicas for part in step.parts_at.get((session.unit, replica), ())}
     parts: dict[tuple[int, int], list[PlannedPart]] = {(k, r): [] for r in replicas for k in range(len(step.sizes[r]))}
     for part in needed.values():
@@ -70,8 +74,9 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
             index=k,
             tickets=[part.ticket for part in of_microbatch],
             num_samples=step.sizes[r][k],
-            parts=[_part_samples(part) for part in of_microbatch] if session.replicas else (),
+            parts=[_part_samples(part) for part in of_microbatch] if named else (),
             packs=[sessions_pb2.Pack(sample_ids=samples) for samples in step.packs_in(r, k)],
+            sources=() if named else _by_source(of_microbatch),
         )
         for (k, r), of_microbatch in sorted(parts.items(), key=lambda item: item[0])
     ]
@@ -82,8 +87,19 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
         content=step.content,
         formation=step.formation.generation if step.formation is not None else 0,
         seconds=step.seconds if step.formation is not None else (),
+        num_targets=foretold.num_targets,
+        max_tokens=foretold.max_tokens,
+        most_microbatches=None if named else foretold.most_microbatches(session.num_ranks),
     )
 
 
 def _part_samples(part: PlannedPart) -> sessions_pb2.PartSamples:
     return sessions_pb2.PartSamples(sample_ids=[ref.sample_id for ref in part.samples])
+
+
+def _by_source(parts: Iterable[PlannedPart]) -> list[sessions_pb2.SourceSamples]:
+    samples: dict[int, list[int]] = {}
+    for part in parts:
+        for ref, source in zip(part.samples, part.sources, strict=False):  # of a job with one source no part has any
+            samples.setdefault(source, []).append(ref.sample_id)
+    return [sessions_pb2.SourceSamples(source=source, sample_ids=of_source) for source, of_source in samples.items()]

@@ -55,7 +55,11 @@ class CountedShards:
 
     def source_of(self, shard: int) -> str:
         """Return the name of a shard's source."""
-        return self._spec.sources[int(self.shards.sources[shard])].name
+        return self._spec.sources[self.source_number(shard)].name
+
+    def source_number(self, shard: int) -> int:
+        """Return the number of a shard's source in the job."""
+        return int(self.shards.sources[shard])
 
     def num_samples(self) -> Int64:
         """Return how many samples each source has in the shards counted so far: (number of sources,)."""

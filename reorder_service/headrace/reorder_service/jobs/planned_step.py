@@ -20,6 +20,7 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.member import Work
+from headrace.reorder_service.jobs.foretold import Foretold
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
 from headrace.reorder_service.jobs.left_out import Agreement
@@ -55,6 +56,8 @@ class PlannedPart:
     samples: tuple[SampleRef, ...]
     shards: Mapping[int, int]
     """Shard -> how many samples of the part it has."""
+    sources: tuple[int, ...] = ()
+    """The source of each sample; empty where the job has only one."""
     probed_by: Mapping[str, int] = field(default_factory=dict)
     """Preprocessor -> how many samples of the part it has probed."""
     agreed: Agreement = field(default_factory=Agreement)
@@ -115,9 +118,13 @@ class PlannedStep:
     """The step's time as it was forecast with measured costs; NaN where there were none, or the simulator cannot say."""
     packs: dict[int, int] = field(default_factory=dict)
     """Sample -> number of its pack; empty where the job does not pack."""
+    pack_length: int | None = None
+    """Tokens that each pack is padded to; None where packs are not padded."""
     num_bytes: int | None = None
     """Estimated bytes of all parts once they are decoded; None until the samples are probed."""
     plan: StepPlan | None = None
+    foretold: Foretold | None = None
+    """Totals of the first plan, whose parts the step has; None before it is cut."""
     _whole: bytes = b""
     sizes: list[tuple[int, ...]] = field(default_factory=list)
     """Number of samples in each microbatch of each replica."""
@@ -136,12 +143,19 @@ class PlannedStep:
     messages: WeakKeyDictionary[object, bytes] = field(default_factory=WeakKeyDictionary)
     """Lane -> serialized plan of the step for its ranks, serialized once for each lane."""
 
-    def cut(self, plan: StepPlan, *, part_samples: int, ticket: Callable[[str], str]) -> None:
+    def cut(
+        self,
+        plan: StepPlan,
+        *,
+        part_samples: int,
+        ticket: Callable[[str], str],
+        source_of: Callable[[int], int] | None = None,
+    ) -> None:
         """Take the plan, and cut its microbatches into parts of at most `part_samples` samples from few shards each.
 
         The samples of a pack stay together: they follow each other in the parts of their microbatch. So do those with the same
         replicas in all units, in order that few processes need a part. `ticket`: makes a part's ticket from its name, which is
-        unique in the job.
+        unique in the job. `source_of`: returns the number of a shard's source; None: the job has only one.
 
         Raises ValueError for an invalid plan (headrace.plan.StepPlan.check).
         """
@@ -167,12 +181,14 @@ class PlannedStep:
                         places=frozenset().union(*[places_of[replicas_of[ref.sample_id]] for ref in of_part]),
                         samples=tuple(of_part),
                         shards=_counted([ref.shard for ref in of_part]),
+                        sources=tuple(source_of(ref.shard) for ref in of_part) if source_of is not None else (),
                         probed_by=_counted([by for ref in of_part if (by := self.probed_by.get(ref.sample_id))]),
                     )
                     self.parts[part.ticket] = part
                     self.tickets.setdefault((r, k), []).append(part.ticket)
                     for place in part.places:
                         self.parts_at.setdefault(place, []).append(part)
+        self.foretold = Foretold.of(listed, self.probes, packs, self.pack_length)
         self.adopt(plan, None)
 
     def adopt(self, plan: StepPlan, formation: Formation | None) -> None:
@@ -225,9 +241,9 @@ class PlannedStep:
     ) -> StepPlan:
         """Return a plan for the step's good samples.
 
-        Fills `estimated`, `costs`, `transfer_bytes`, `packs`, `forecast_s` and `num_bytes`, and changes nothing else, so it may
-        run in a worker thread. formation: the pipelines of nodes to plan for; None: the topology's replicas. vocab: size of the
-        job's vocabulary, 0 if it is not known.
+        Fills `estimated`, `costs`, `transfer_bytes`, `packs`, `pack_length`, `forecast_s` and `num_bytes`, and changes nothing
+        else, so it may run in a worker thread. formation: the pipelines of nodes to plan for; None: the topology's replicas.
+        vocab: size of the job's vocabulary, 0 if it is not known.
 
         Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
         """
@@ -290,6 +306,7 @@ class PlannedStep:
             of_packs, packs = pack_batch(batch, tokens, spec.pack_tokens, padded=spec.pad_to_max_length)
             self.packs = dict(zip(self.sample_ids.tolist(), packs.tolist(), strict=True))
             if spec.pad_to_max_length:  # what trainers measure is of padded packs, which all take the same
+                self.pack_length = spec.pack_tokens
                 of_pack = self.estimated[LLM].sum() * spec.pack_tokens / tokens.sum()
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)

@@ -176,7 +176,9 @@ class Planner:
         def ticket(part: str) -> str:
             return make_ticket(self._job, f"{self._uid}/{generation}/{part}", self._key)
 
-        await self._in_planning(step, functools.partial(step.cut, part_samples=self._spec.part_samples, ticket=ticket), plan)
+        source_of = self._manifest.source_number if len(self._spec.sources) > 1 else None
+        cut = functools.partial(step.cut, part_samples=self._spec.part_samples, ticket=ticket, source_of=source_of)
+        await self._in_planning(step, cut, plan)
 
     async def _make(self, step: PlannedStep, spec: JobSpec, generation: int, formation: Formation | None) -> StepPlan:
         """Plan a probed step in a worker thread. Raises JobFailedError where that fails."""

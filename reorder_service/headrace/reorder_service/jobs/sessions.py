@@ -257,8 +257,8 @@ class Sessions:
             )
         if not named and num_ranks > replicas:
             raise UserError(
-                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas} (of tensor- or "
-                "context-parallel ranks one connects, with rank= and num_ranks= of the data-parallel group), "
+                f"job {self._job!r} has {replicas} replica(s) for {num_ranks} ranks: use at most {replicas} (tensor-, context- "
+                "and pipeline-parallel ranks share one: give mesh= or parallel= to connect), "
                 f"or `headrace job topology {self._job} --replicas {num_ranks}`"
             )
         one = next(iter(self.by_rank.values()), None)  # all sessions are of its kind
@@ -297,8 +297,8 @@ class Sessions:
             if time.monotonic() > deadline_s:
                 raise ConflictError(
                     f"another process is connected as rank {rank} of {session.num_ranks} of job {self._job!r}: stop it, or "
-                    "give each data-parallel rank its own rank= and num_ranks= (of tensor- or context-parallel ranks connect "
-                    "one, and broadcast its microbatches)"
+                    "give each data-parallel rank its own rank= and num_ranks= (tensor-, context- and pipeline-parallel ranks "
+                    "share one: give mesh= or parallel= to connect)"
                 )
             await asyncio.sleep(VACANT_POLL_S)
 

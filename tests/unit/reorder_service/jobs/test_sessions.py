@@ -128,6 +128,7 @@ def test_samples_with_the_same_replicas_stand_together_in_their_microbatch() -> 
     plan = make_plan("orchmllm", np.array(ids), {unit: rng.pareto(1.5, 40) + 0.1 for unit in topology.stages}, topology, seed=0)
     encoder = {i: r for r, replica in enumerate(plan.replicas) for microbatch in replica for i in microbatch.units["encoder"]}
     step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
+    step.probes = dict.fromkeys(ids, Probe(name="n", num_tokens=1, num_targets=1))
     step.cut(plan, part_samples=2, ticket=str)
     for tickets in step.tickets.values():
         replicas = [encoder[ref.sample_id] for ticket in tickets for ref in step.parts[ticket].samples]

@@ -45,6 +45,8 @@ class World(sessions_pb2_grpc.SessionsServicer):
         self.answers.set()
         self.refuses = False
         """Whether commits are in conflict with what the service has."""
+        self.totals: dict[str, int] = {}
+        """What plans say of a whole step; nothing, as an old service says nothing."""
         self.changed = threading.Condition()
         self._told: list[sessions_pb2.PlanEvent] = []
         self._streams: dict[str, queue.Queue[Any]] = {}
@@ -95,7 +97,7 @@ class World(sessions_pb2_grpc.SessionsServicer):
             sessions_pb2.RankMicrobatch(replica=0, index=k, tickets=tickets, num_samples=len(tickets))
             for k, tickets in enumerate(microbatches)
         ]
-        return sessions_pb2.PlanEvent(plan=sessions_pb2.RankPlan(step=step, microbatches=messages, num_samples=9))
+        return sessions_pb2.PlanEvent(plan=sessions_pb2.RankPlan(step=step, microbatches=messages, num_samples=9, **self.totals))
 
     def place(self, ticket: str, lease: str = "lease-1", endpoint: str = "") -> sessions_pb2.PlanEvent:
         """At our own preprocessor, unless told otherwise."""

@@ -30,7 +30,9 @@ def test_every_process_as_a_rank_is_refused_where_some_train_on_the_same_samples
     four_processes: None, shape: tuple[int, ...], names: tuple[str, ...], group: str
 ) -> None:
     init_device_mesh("cpu", shape, mesh_dim_names=names)
-    with pytest.raises(UserError, match=f"num_ranks=4 counts every process, but the . of group '{group}' .* data-parallel group"):
+    with pytest.raises(
+        UserError, match=f"num_ranks=4 counts every process, but the . of group '{group}' .*: give mesh= or parallel="
+    ):
         check_ranks(4)
     check_ranks(2)  # those of the data-parallel group
 

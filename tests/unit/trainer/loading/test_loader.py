@@ -14,7 +14,9 @@ import torch
 from headrace import trainer
 from headrace.errors import ConflictError, JobFailedError, SupersededError, UnavailableError, UserError
 from headrace.sample import UNIT_COLUMNS
-from headrace.trainer import Step, StepLoader
+from headrace.trainer import Microbatch, Step, StepLoader
+from headrace.trainer.loading.collate import collate
+from headrace.trainer.loading.steps import sources_in
 from headrace.trainer.train import train
 from headrace.v1 import sessions_pb2
 from tests.unit.proto.transport import payload_world
@@ -407,3 +409,73 @@ def test_copied_microbatches_lie_in_memory_that_is_used_again(world: Any) -> Non
             loader.commit(step)
         assert loader.statistics().idle_buffer_bytes > 0
     assert len(set(addresses)) <= 3, "one that the loop holds, one that is packed ahead, and one that is filled"
+
+
+def test_a_rank_knows_of_its_step_before_the_first_microbatch(world: Any) -> None:
+    """One of the samples turns out to be damaged: the step's targets are still those of the plan, which all ranks were told."""
+    world.totals = {"num_targets": 40, "max_tokens": 7}
+    world.producer.add("0/0", loader_world.make_part(0).slice(0, 0))
+    world.hold("0/1")
+    world.tell(world.plan(0, ["0/0"], ["0/1"]), *map(world.place, ["0/0", "0/1"]))
+    with connect(world) as loader:
+        step = next(iter(loader))
+        assert (step.num_targets, step.max_tokens, step.num_microbatches) == (40, 7, 2)
+        assert [microbatch.data.num_targets for microbatch in step] == [0, 1]
+        assert step.num_targets == 40
+
+
+def test_empty_microbatches_fill_up_a_rank_with_fewer_than_another_one(world: Any) -> None:
+    world.totals = {"most_microbatches": 4}
+    world.step(0)
+    with connect(world, equal_microbatches=True) as loader:
+        step = next(iter(loader))
+        assert step.num_microbatches == 4
+        microbatches = list(step)
+        assert [microbatch.data.sample_ids.tolist() for microbatch in microbatches] == [[0], [1], [], []]
+        assert [microbatch.is_filler for microbatch in microbatches] == [False, False, True, True]
+        assert microbatches[-1].sources.tolist() == []
+        assert sum(len(work.microbatches) for work in step.work()) == 2, "nobody plans by what fillers take"
+        loader.commit(step)
+    assert world.commits == [0]
+
+
+def test_a_step_with_fillers_left_is_not_committed(world: Any) -> None:
+    world.totals = {"most_microbatches": 3}
+    world.step(0)
+    with connect(world, equal_microbatches=True) as loader:
+        step = next(iter(loader))
+        microbatches = iter(step)
+        for _ in range(2):
+            next(microbatches)
+        with pytest.raises(ConflictError, match="before all of its microbatches"):
+            loader.commit(step)
+
+
+def test_what_an_old_service_does_not_say_is_missed_only_where_it_is_asked_for(world: Any) -> None:
+    world.step(0)
+    with connect(world) as loader:
+        step = next(iter(loader))
+        assert step.num_microbatches == 2
+        with pytest.raises(UserError, match="does not say the targets of a step: upgrade it"):
+            _ = step.num_targets
+        with pytest.raises(UserError, match="does not say the tokens of the largest microbatch"):
+            _ = step.max_tokens
+    with connect(world, equal_microbatches=True) as loader, pytest.raises(UserError, match="which equal_microbatches needs"):
+        next(iter(loader))
+
+
+def test_samples_of_a_job_with_one_source_are_of_that(world: Any) -> None:
+    world.step(0, 1)
+    with connect(world) as loader:
+        (microbatch,) = next(iter(loader))
+        assert microbatch.sources.tolist() == [0]
+
+
+def test_sources_are_those_of_the_samples_that_arrived(world: Any) -> None:
+    said = [sessions_pb2.SourceSamples(source=2, sample_ids=[5, 9]), sessions_pb2.SourceSamples(source=0, sample_ids=[7])]
+    message = sessions_pb2.RankMicrobatch(sources=said)
+    assert sources_in(message, torch.tensor([7, 9]), 3).tolist() == [0, 2]
+    assert sources_in(sessions_pb2.RankMicrobatch(), torch.tensor([7]), 3) is None, "an old service does not say them"
+    unknown = Microbatch(replica=0, index=0, data=collate([loader_world.make_part(7)]), _sources=None)
+    with pytest.raises(UserError, match="does not say the sources of samples"):
+        _ = unknown.sources

@@ -31,6 +31,7 @@ def fed(topology: PipelineTopology, plan: StepPlan) -> None:
     """Every process of the topology is told of a step of that plan, and finds the parts of all samples that it needs."""
     ids = plan.sample_ids()
     step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 3, row=i) for i in ids])
+    step.probes = dict.fromkeys(ids, Probe(name="n", num_tokens=1, num_targets=1))
     step.cut(plan, part_samples=2, ticket=str)
     sessions, replicas = Sessions("job"), topology.units["llm"].dp
     for rank in range(topology.world_size):

@@ -19,6 +19,8 @@ from headrace.errors import HeadraceError, UserError
 from headrace.sample import LABEL_IGNORED
 from headrace.trainer.loading.buffers import BufferPool
 from headrace.trainer.loading.columns import Columns
+from headrace.trainer.loading.device_copy import to_device
+from headrace.trainer.loading.padded import PaddedMicrobatch, padded_rows, unshifted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,6 +74,42 @@ class PackedMicrobatch:
     num_targets: int
     """Number of labels that are not LABEL_IGNORED: this microbatch's share in the denominator of the step's loss, and the sum
     of its samples' `Probe.num_targets`."""
+    rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """(T,) int64, on the host: the place of each token in the whole microbatch, if this is a context-parallel slice of it. Then
+    cu_seqlens, sample_segments and pack_offsets are of the whole, and media are whole, too. (0,): this is the whole."""
+
+    @property
+    def max_seqlen(self) -> int:
+        """Number of tokens of the longest segment, 0 without any."""
+        return int(self.cu_seqlens.diff().max()) if len(self.cu_seqlens) > 1 else 0
+
+    def flash_kwargs(self) -> dict[str, Tensor | int]:
+        """Return the arguments of `flash_attn_varlen_func` that keep attention inside segments: cu_seqlens_q and _k, (s + 1,)
+        int32 on the device of the tokens, max_seqlen_q and _k."""
+        cu_seqlens = to_device(self.cu_seqlens, self.position_ids.device)
+        longest = self.max_seqlen
+        return {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+    @property
+    def unshifted_labels(self) -> Tensor:
+        """(T,) int64: `unshifted_labels[t]` is the label of token t itself, for models that shift labels, as those of Hugging
+        Face do. The first token of a segment has none."""
+        self._check_whole("unshifted_labels")
+        return unshifted(self.labels, self.cu_seqlens)
+
+    def padded(self, multiple: int = 1) -> PaddedMicrobatch:
+        """Return the tokens with a row for each sample, padded to the longest one, rounded up to a `multiple` of tokens."""
+        self._check_whole("padded")
+        fills = {"input_ids": 0, "position_ids": 0, "mrope_position_ids": 0, "labels": LABEL_IGNORED}
+        values = {name: getattr(self, name) for name in fills}
+        values["attention_mask"] = torch.ones_like(self.input_ids)
+        segments = self.sample_segments.long()
+        rows = padded_rows(values, self.cu_seqlens, segments, {**fills, "attention_mask": 0}, multiple)
+        return PaddedMicrobatch(**rows)
+
+    def _check_whole(self, what: str) -> None:
+        if len(self.rows):
+            raise UserError(f"{what} is of a whole microbatch, and this is a context-parallel slice of one: leave out cp")
 
     def to(self, device: torch.device | str) -> Self:
         """Return the microbatch with its payload on `device`. The copy does not block if the payload is pinned."""

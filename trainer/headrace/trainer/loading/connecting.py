@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+
+from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.errors import UserError
 from headrace.sample import UNIT_COLUMNS
+from headrace.trainer.loading.group_loader import GroupLoader
 from headrace.trainer.loading.hedging import HEDGE_S
-from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer.loading.loader import SessionLoader
+from headrace.trainer.loading.parallel import Parallel
+from headrace.trainer.loading.step_loader import StepLoader
 from headrace.transport.base import TRANSPORTS
 from headrace.transport.tls import load_ca
 
@@ -30,13 +36,16 @@ def connect(
     token: str | None = None,
     unit: str | None = None,
     hedge_s: float = HEDGE_S,
+    mesh: DeviceMesh | None = None,
+    parallel: Parallel | None = None,
+    equal_microbatches: bool = False,
 ) -> StepLoader:
     """Return a loader that iterates over the steps of `job` for one rank.
 
     Rank r of n gets the microbatches of replicas r, r + n, r + 2n, ...: `rank` and `num_ranks` are those of the data-parallel
-    group. Ranks that train on the same samples (tensor-, context- or pipeline-parallel ones) connect once: one of them takes the
-    microbatches and broadcasts them. While a process is connected as a rank, another process is refused as that rank. It works
-    in any training loop:
+    group. While a process is connected as a rank, another process is refused as that rank. Where some processes train on the
+    same samples (tensor-, context- and pipeline-parallel ones), give `mesh` or `parallel` in place of `rank` and `num_ranks`, in
+    all of them: one connects, and the others get its microbatches from it. It works in any training loop:
 
         with headrace.trainer.connect("127.0.0.1:7070", job="demo") as loader:
             for step in loader:
@@ -71,10 +80,25 @@ def connect(
     delivers first is used. Where parts usually take longer than a quarter of that, the deadline is four times as long as they
     take, so that a busy fleet is not given the work twice. `StepLoader.statistics` counts hedged parts.
 
+    `mesh`: the device mesh with named dimensions (`Parallel.of_mesh`); `parallel`: the same said by hand, with padding and the
+    order of context-parallel slices. Every process of a group then opens the loader, takes steps and microbatches and commits
+    alike, as each of these is a collective of the group; an error of the one that is connected is raised in all.
+
+    `equal_microbatches`: every rank has as many microbatches in a step as the rank that has most, empty ones behind its own.
+
     Raises UserError for an invalid option. The loader raises EndpointError, NotFoundError or ConflictError when it is opened, at
     `with` or at the first step.
     """
-    return StepLoader(
+    if mesh is not None:
+        if parallel is not None:
+            raise UserError("mesh and parallel both say where this process is: give one of them")
+        parallel = Parallel.of_mesh(mesh)
+    if parallel is not None:
+        if (rank, num_ranks) != (0, 1):
+            raise UserError(f"rank={rank} and num_ranks={num_ranks} beside mesh or parallel, which say them: leave them out")
+        rank, num_ranks = parallel.dp_rank, parallel.dp_size
+    one_rank = partial(
+        SessionLoader,
         endpoint,
         job=job,
         rank=rank,
@@ -87,7 +111,11 @@ def connect(
         token=token,
         columns=_columns(unit),
         hedge_s=hedge_s,
+        equal_microbatches=equal_microbatches,
     )
+    if parallel is None or (parallel.group is None and parallel.pad_to == 1):
+        return one_rank()
+    return GroupLoader(job, parallel, one_rank)
 
 
 def _columns(unit: str | None) -> tuple[str, ...] | None:

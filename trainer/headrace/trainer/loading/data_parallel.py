@@ -27,13 +27,23 @@ def check_ranks(num_ranks: int) -> None:
     if not dist.is_available() or not dist.is_initialized() or not 1 < num_ranks == dist.get_world_size():
         return
     for group in _groups():
-        name = group.group_desc.replace("_", " ")
-        if group.size() > 1 and _SAME_SAMPLES.search(name) and not _EXEMPT.search(name):
+        if group.size() > 1 and takes_same_samples(group.group_desc):
             raise UserError(
                 f"num_ranks={num_ranks} counts every process, but the {group.size()} of group {group.group_desc!r} train on the "
-                "same samples: connect on one of them, with rank= and num_ranks= of the data-parallel group, and broadcast "
-                "its microbatches"
+                "same samples: give mesh= or parallel= to connect in all of them, or rank= and num_ranks= of the data-parallel "
+                "group in one of them"
             )
+
+
+def takes_same_samples(name: str) -> bool:
+    """Return whether a process group or mesh dimension is, by its name, of processes that train on the same samples."""
+    name = name.replace("_", " ")
+    return bool(_SAME_SAMPLES.search(name)) and not _EXEMPT.search(name)
+
+
+def takes_other_samples(name: str) -> bool:
+    """Return whether a process group or mesh dimension is, by its name, of processes that train on different samples."""
+    return bool(_EXEMPT.search(name.replace("_", " ")))
 
 
 def _groups() -> Collection[dist.ProcessGroup]:

@@ -1,4 +1,4 @@
-"""The step loader: it holds a session with the reorder service, yields steps of packed microbatches, and can be checkpointed.
+"""The loader that holds a rank's session with the reorder service: yields steps of packed microbatches, and can be checkpointed.
 
 A thread of its own listens for plans and for the locations of parts; `headrace.trainer.loading.fetch` fetches the parts ahead.
 """
@@ -11,8 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import torch
@@ -31,7 +30,8 @@ from headrace.trainer.loading.pack_ahead import PackAhead
 from headrace.trainer.loading.packs import collate_packs
 from headrace.trainer.loading.session import AWAY_TIMEOUT_S, SessionClient
 from headrace.trainer.loading.statistics import LoaderStatistics
-from headrace.trainer.loading.steps import Microbatch, Step
+from headrace.trainer.loading.step_loader import StepLoader
+from headrace.trainer.loading.steps import Microbatch, Step, sources_in
 from headrace.v1 import sessions_pb2
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 _CONSUMERS = Consumers()
 
 
-class StepLoader:
-    """Iterates over the steps of a job as one rank gets them; each must be passed to `commit`. See `headrace.trainer.connect`."""
+class SessionLoader(StepLoader):
+    """The loader of one rank, with its own session."""
 
     def __init__(
         self,
@@ -59,10 +59,11 @@ class StepLoader:
         unit: str = "",
         replicas: Sequence[int] = (),
         shared_commit: bool = False,
+        equal_microbatches: bool = False,
         token: str | None = None,
     ) -> None:
         """`columns`: those to fetch; None: all. Others that `headrace.trainer.connect` lacks: see SessionClient."""
-        self._rank, self._num_ranks = rank, num_ranks
+        self._rank, self._num_ranks, self._equal_microbatches = rank, num_ranks, equal_microbatches
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
         self._client = SessionClient(
             endpoint, job, rank, num_ranks, replicas, unit=unit, shared_commit=shared_commit, token=token
@@ -91,7 +92,6 @@ class StepLoader:
         self._left = threading.Event()  # set: that thread is to end
         self._state = LoaderState(job=job)
         self._handed_out = False  # whether a step was handed out
-        self.generation = 0
         self._next_step = self._committed = 0
         self._passed_on = 0  # number of steps whose commit was begun
         self._enter()
@@ -99,7 +99,6 @@ class StepLoader:
     # -- session ------------------------------------------------------------------------------------------------------
 
     def open(self) -> StepLoader:
-        """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""
         return self._open([self._state])
 
     def _open(self, states: Sequence[LoaderState]) -> StepLoader:
@@ -125,7 +124,6 @@ class StepLoader:
         _CONSUMERS.enter(self, self._client.endpoint, self._client.job, self._rank)
 
     def close(self) -> None:
-        """Stop fetching and end the session. The tensors of all steps become invalid."""
         self._left.set()
         _CONSUMERS.leave(self)
         self._packing.close()
@@ -134,47 +132,22 @@ class StepLoader:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def __enter__(self) -> Self:
-        self.open()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
     @property
     def next_step(self) -> int:
-        """Index of the next step that the loader hands out."""
         self.open()
         return max(self._next_step, self._state.step or 0)
 
     def has_next(self) -> bool:
-        """Return whether a step is left, after waiting until it is planned."""
         self.open()
         return self._next_plan() is not None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's position in the job, to be saved in the trainer's checkpoint beside the model.
-
-        Does not open a session. Before one is open, "step" is that of the loaded state; None stands for the job's last commit.
-        """
         return replace(self._state, generation=self.generation).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume at the checkpoint's step: later commits are undone. Must be called before the first step is handed out.
-
-        If the checkpoint is ahead of the last commit, since the job's store has lost some, the steps between are committed again
-        without being handed out. All ranks must load the same step.
-
-        Raises ConflictError where a step was handed out, and where the state is of another job or version.
-        """
         self._begin_anew(LoaderState.of(state, self._client.job))
 
     def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Resume, as `load_state_dict` does, at the newest of `states` that every rank of the job has, and return that one.
-
-        Every rank calls this with the states of its own checkpoints, such as its last two. It waits for the other ranks, so each
-        must be in a process or a thread of its own. Raises ConflictError as `load_state_dict`, and where no state is common.
-        """
         if not (own := [LoaderState.of(state, self._client.job) for state in states]):
             raise UserError("states is empty: give the states of the checkpoints that this rank can load")
         self._begin_anew(own[0])
@@ -206,21 +179,6 @@ class StepLoader:
         self._plans.clear()
 
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
-        """Commit a step whose update this rank has applied.
-
-        `loss`: that of the whole step, if this rank knows it, for the ledger and for people to see.
-
-        Returns once all ranks have committed the step and it is in the ledger: a checkpoint saved after that can be resumed.
-        Where one thread commits for several ranks, only the last of its commits of a step waits for that, and the step is not
-        in the ledger before.
-
-        As ranks wait for one another here, every rank must run a collective or barrier that they share on the same side of this
-        call: all before it or all after it.
-
-        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is reused.
-
-        Raises ConflictError where some of the step's microbatches were not consumed.
-        """
         if not step.consumed:
             raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         step_s = time.perf_counter() - step.started_s
@@ -249,7 +207,7 @@ class StepLoader:
             plan = self._next_plan()
             if plan is None:
                 return
-            step = Step.of(plan, self._tickets_of(plan))
+            step = Step.of(plan, self._tickets_of(plan), equal_microbatches=self._equal_microbatches)
             step.started_s = started_s
             self._waited(step, started_s)
             step._microbatches = self._microbatches(plan, step)
@@ -297,9 +255,14 @@ class StepLoader:
             data, rejected = self._packing.take(message)
             step.rejected.extend(rejected)
             self._waited(step, began_s)
-            step.consumed = number == len(plan.microbatches)
+            step.consumed = number == step.num_microbatches
             self._announce(plan, number)
-            yield Microbatch(replica=message.replica, index=message.index, data=data)
+            sources = sources_in(message, data.sample_ids, len(self.spec.sources))
+            yield Microbatch(replica=message.replica, index=message.index, data=data, _sources=sources)
+        for number in range(len(plan.microbatches) + 1, step.num_microbatches + 1):
+            step.consumed = number == step.num_microbatches
+            replica = plan.microbatches[-1].replica
+            yield Microbatch(replica=replica, index=number - 1, data=self._collate([], []), is_filler=True)
 
     def _on_part_arrived(self) -> None:
         """Pack the next microbatch, if the part that arrived was the last one missing."""
@@ -338,7 +301,6 @@ class StepLoader:
         self._data_wait_s += waited_s
 
     def statistics(self) -> LoaderStatistics:
-        """Return the loader's counts and waiting time so far, and the memory it holds now. From any thread."""
         return LoaderStatistics(
             **asdict(self._parts.statistics()), data_wait_s=self._data_wait_s, idle_buffer_bytes=self._buffers.idle_bytes
         )

@@ -44,8 +44,13 @@ class Padding:
         if not spec.pad_to_max_length:
             return None
         assert spec.pack_tokens is not None, "the spec was checked"
-        token = next(i for i in count() if i not in (vocabulary.image_token, vocabulary.audio_token))
-        return cls(pack_tokens=spec.pack_tokens, segment_tokens=min(spec.pack_tokens, spec.text.max_tokens), token=token)
+        segment_tokens = min(spec.pack_tokens, spec.text.max_tokens)
+        return cls(pack_tokens=spec.pack_tokens, segment_tokens=segment_tokens, token=padding_token(vocabulary))
+
+
+def padding_token(vocabulary: Vocabulary) -> int:
+    """Return the token id that padding has: the first one that is no placeholder of images or recordings."""
+    return next(i for i in count() if i not in (vocabulary.image_token, vocabulary.audio_token))
 
 
 def collate_packs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,3 +39,20 @@ class LoaderStatistics(FetchStatistics):
     """Total seconds the consumer has waited for plans and parts. If it grows with the step time, the fleet is too small."""
     idle_buffer_bytes: int
     """Bytes of idle buffers kept for the next microbatches; at most `prefetch_bytes`."""
+
+    @classmethod
+    def of_receiver(cls, data_wait_s: float) -> Self:
+        """Return the statistics of a process that fetches no parts, since another one of its group does."""
+        return cls(
+            num_parts={},
+            received_bytes=0,
+            num_hedged=0,
+            num_fetched_again=0,
+            num_late=0,
+            hedge_deadline_s=0.0,
+            num_pending=0,
+            ready_bytes=0,
+            held_bytes=0,
+            data_wait_s=data_wait_s,
+            idle_buffer_bytes=0,
+        )

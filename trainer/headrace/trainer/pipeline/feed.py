@@ -24,7 +24,7 @@ from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.hedging import HEDGE_S
-from headrace.trainer.loading.loader import StepLoader
+from headrace.trainer.loading.loader import SessionLoader
 from headrace.trainer.loading.pack_ahead import PackAhead
 from headrace.trainer.loading.part_client import FetchedPart
 from headrace.trainer.loading.steps import Step
@@ -132,12 +132,12 @@ class StepFeed:
                 self._row_refs[sample] = RowRef(batch, row)
 
 
-class PortionLoader(StepLoader):
+class PortionLoader(SessionLoader):
     """A step loader that packs portions of microbatches, each while the stage computes the one before."""
 
     def __init__(self, endpoint: str, *, device: torch.device, tls_ca: Path | None = None, **options: Any) -> None:
         """`device`: where packed portions are copied to. `tls_ca`: as in `headrace.trainer.connect`. `options`: further
-        arguments of StepLoader.
+        arguments of SessionLoader.
         """
         self._copy = DeviceCopy(device)
         self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_arrived(announced[1]))

@@ -1,0 +1,209 @@
+"""Four processes that train on the same samples, over gloo: one is connected, and all get what it gets, errors included."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import trainer
+from headrace.quarantine import Reason, Rejected
+from tests.unit.proto.transport import payload_world
+from tests.unit.trainer.loading import group_worker, loader_world
+
+NUM_PROCESSES = 4
+ALIKE = [{} for _ in range(NUM_PROCESSES)]
+CP_PP = [{"cp": [rank % 2, 2], "pp": [rank // 2, 2], "pad_to": 3} for rank in range(NUM_PROCESSES)]
+TOTALS = {"num_targets": 40, "max_tokens": 7, "most_microbatches": 3}
+
+World = loader_world.World
+Results = list[dict[str, Any]]
+
+
+def two_steps(world: World) -> None:
+    world.hold("0/1", "0/2", "0/3", "1/1")
+    tickets = ["0/1", "0/2", "0/3", "1/1"]
+    world.tell(world.plan(0, ["0/1", "0/2"], ["0/3"]), world.plan(1, ["1/1"], []), *map(world.place, tickets))
+    world.end()
+
+
+def damaged(world: World) -> None:
+    """One of two samples."""
+    rejected = Rejected(name="s/0/9", reason=Reason.CORRUPT_MEDIA, detail="cut", sample_id=9, row=0)
+    world.hold("0/1")
+    world.producer.add_stuck("0/9")
+    world.producer.finish("0/9", loader_world.make_part(9).slice(0, 0), rejected=(rejected,))
+    world.tell(world.plan(0, ["0/1", "0/9"]), *map(world.place, ["0/1", "0/9"]))
+    world.end()
+
+
+def fails(world: World) -> None:
+    world.step(0)
+    world.end("the data set is gone")
+
+
+def three_steps(world: World) -> None:
+    for index in range(3):
+        world.step(index)
+    world.end()
+
+
+SCENARIOS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
+    "alike": (two_steps, {"parallel": ALIKE}),
+    "sliced": (two_steps, {"parallel": CP_PP}),
+    "equal": (two_steps, {"parallel": ALIKE, "options": {"equal_microbatches": True}}),
+    "damaged": (damaged, {"parallel": ALIKE}),
+    "fails": (fails, {"parallel": ALIKE}),
+    "waits": (two_steps, {"parallel": ALIKE, "beat_s": 0.0005}),
+    "resumes": (three_steps, {"parallel": ALIKE, "resume": [2, 2, 2, 2]}),
+    "resumes apart": (three_steps, {"parallel": ALIKE, "resume": [2, 2, 1, 2]}),
+    "of two data-parallel ranks": (three_steps, {"parallel": [{"dp_rank": rank % 2, "dp_size": 2} for rank in range(4)]}),
+    "commits too soon": (three_steps, {"parallel": ALIKE, "leaves_behind": 1}),
+}
+
+
+@pytest.fixture(scope="module")
+def worlds() -> Iterator[dict[str, World]]:
+    with ExitStack() as stack:
+        worlds = {}
+        for name, (tell, _) in SCENARIOS.items():
+            worlds[name] = World(payload_world.Producer(16 << 20, shared=False))
+            stack.callback(worlds[name].stop)
+            worlds[name].totals = TOTALS
+            tell(worlds[name])
+        yield worlds
+
+
+@pytest.fixture(scope="module")
+def results(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """What each process got, by scenario."""
+    folder = tmp_path_factory.mktemp("group")
+    scenarios = {name: scenario | {"endpoint": worlds[name].endpoint} for name, (_, scenario) in SCENARIOS.items()}
+    (folder / "scenarios.json").write_text(json.dumps(scenarios))
+    outs = [folder / f"{rank}.json" for rank in range(NUM_PROCESSES)]
+    arguments = [str(NUM_PROCESSES), str(folder / "store"), str(folder / "scenarios.json")]
+    script = str(Path(group_worker.__file__))
+    processes = [
+        subprocess.Popen([sys.executable, script, str(rank), *arguments, str(out)], stderr=subprocess.PIPE, text=True)
+        for rank, out in enumerate(outs)
+    ]
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES, errors
+    of_ranks = [json.loads(out.read_text()) for out in outs]
+    return {name: [of_rank[name] for of_rank in of_ranks] for name in SCENARIOS}
+
+
+def microbatches(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [microbatch for step in result["steps"] for microbatch in step["microbatches"]]
+
+
+def test_all_processes_get_the_same_and_one_commits(results: dict[str, Results], worlds: dict[str, World]) -> None:
+    got = results["alike"]
+    assert [one["error"] for one in got] == [""] * NUM_PROCESSES
+    assert [[m["sample_ids"] for m in microbatches(one)] for one in got] == [[[1, 2], [3], [101], []]] * NUM_PROCESSES
+    for one in got[1:]:
+        assert microbatches(one) == microbatches(got[0])
+        assert one["state"] == got[0]["state"]
+    assert [step["num_targets"] for step in got[3]["steps"]] == [40, 40]
+    assert worlds["alike"].commits == [0, 1]
+    assert worlds["alike"].opens == 1, "one process is connected"
+
+
+def test_each_byte_is_moved_once(results: dict[str, Results]) -> None:
+    """But for headers and layouts, which are small."""
+    for step in results["alike"][1]["steps"]:
+        payload = sum(microbatch["payload_bytes"] for microbatch in step["microbatches"])
+        assert payload <= step["received_bytes"] <= payload + 1024 * step["count"]
+
+
+def test_what_is_sent_is_what_came(results: dict[str, Results]) -> None:
+    first, *_ = microbatches(results["alike"][2])
+    assert first["patches"] == [[value] * 588 for value in (1, 1, 1, 1, 2, 2, 2, 2)]
+    assert first["mel"] == [[float(value)] * 128 for value in (1, 1, 1, 2, 2, 2)]
+    assert (first["image_grids"], first["mel_frames"]) == ([[1, 2, 2]] * 2, [3, 3])
+    assert first["sources"] == [0, 0]
+
+
+def test_context_parallel_ranks_get_their_rows_and_later_stages_no_media(results: dict[str, Results]) -> None:
+    got = results["sliced"]
+    assert [one["error"] for one in got] == [""] * NUM_PROCESSES
+    for number in range(4):
+        of_ranks = [microbatches(one)[number] for one in got]
+        num_tokens = of_ranks[0]["cu_seqlens"][-1]
+        for stage in (of_ranks[:2], of_ranks[2:]):
+            assert sorted(row for one in stage for row in one["rows"]) == list(range(num_tokens))
+            assert [len(one["input_ids"]) for one in stage] == [num_tokens // 2] * 2
+            assert sum(one["num_targets"] for one in stage) == len(of_ranks[0]["sample_ids"])
+            assert all(len(one["input_ids"]) % 3 == 0 for one in stage)
+        for name in ("input_ids", "labels", "position_ids", "rows"):
+            assert [one[name] for one in of_ranks[:2]] == [one[name] for one in of_ranks[2:]]
+        assert [len(one["patches"]) for one in of_ranks] == [4 * len(of_ranks[0]["sample_ids"])] * 2 + [0, 0]
+        assert all(one["image_grids"] == of_ranks[0]["image_grids"] for one in of_ranks)
+
+
+def test_fillers_come_to_all(results: dict[str, Results]) -> None:
+    for one in results["equal"]:
+        assert [step["count"] for step in one["steps"]] == [3, 3]
+        assert [microbatch["filler"] for microbatch in microbatches(one)] == [False, False, True] * 2
+
+
+def test_a_damaged_sample_is_known_to_all(results: dict[str, Results]) -> None:
+    for one in results["damaged"]:
+        assert [step["rejected"] for step in one["steps"]] == [[9]]
+        assert [m["sample_ids"] for m in microbatches(one)] == [[1]]
+        assert one["steps"][0]["num_targets"] == 40
+
+
+def test_all_processes_hear_that_the_job_failed(results: dict[str, Results]) -> None:
+    assert [one["error"] for one in results["fails"]] == ["JobFailedError: the data set is gone"] * NUM_PROCESSES
+
+
+def test_however_long_one_waits_the_others_are_told_so(results: dict[str, Results]) -> None:
+    """Said 2,000 times a second, in place of every five seconds."""
+    for one, quiet in zip(results["waits"], results["alike"], strict=True):
+        assert microbatches(one) == microbatches(quiet)
+
+
+def test_all_processes_resume_at_the_step_that_they_load(results: dict[str, Results], worlds: dict[str, World]) -> None:
+    for one in results["resumes"]:
+        assert one["first"] == 2
+        assert [step["index"] for step in one["steps"]] == [2]
+        assert one["state"]["step"] == 3
+    assert worlds["resumes"].commits == [0, 1, 2], "the first two, which the store of this world lacks, are committed again"
+
+
+def test_processes_that_load_different_steps_are_refused_in_all(results: dict[str, Results]) -> None:
+    (error,) = {one["error"] for one in results["resumes apart"]}
+    assert error.startswith("ConflictError: processes of data-parallel rank 0 resume from different steps (2, 2, 1, 2)")
+
+
+def test_a_group_of_two_data_parallel_ranks_is_refused_in_all(results: dict[str, Results]) -> None:
+    (error,) = {one["error"] for one in results["of two data-parallel ranks"]}
+    assert error.startswith("UserError: processes of one group have dp_rank 0 and 1")
+
+
+def test_a_step_that_was_not_consumed_is_not_committed(results: dict[str, Results], worlds: dict[str, World]) -> None:
+    (error,) = {one["error"] for one in results["commits too soon"]}
+    assert error.startswith("ConflictError: step 0 cannot be committed")
+    assert worlds["commits too soon"].commits == []
+
+
+def test_a_process_alone_may_have_its_microbatches_padded() -> None:
+    world = World(payload_world.Producer(16 << 20, shared=False))
+    world.totals = TOTALS
+    two_steps(world)
+    try:
+        with trainer.connect(world.endpoint, job="job", parallel=trainer.Parallel(pad_to=8)) as loader:
+            for step in loader:
+                assert [len(microbatch.data.input_ids) % 8 for microbatch in step] == [0, 0]
+                loader.commit(step)
+            assert loader.statistics().num_parts == {"flight": 4}
+    finally:
+        world.stop()
+    assert world.commits == [0, 1]

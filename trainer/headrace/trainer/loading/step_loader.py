@@ -1,0 +1,98 @@
+"""The step loader's contract, which every loader of `headrace.trainer.connect` keeps."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from headrace.manifest import Vocabulary
+from headrace.spec import JobSpec
+from headrace.trainer.loading.statistics import LoaderStatistics
+from headrace.trainer.loading.steps import Step
+
+
+class StepLoader(ABC):
+    """Iterates over the steps of a job as one rank gets them; each must be passed to `commit`. See `headrace.trainer.connect`."""
+
+    spec: JobSpec
+    vocabulary: Vocabulary
+    """`spec` and `vocabulary` of the job are known once the loader is open."""
+    generation: int = 0
+    """The job's generation, which rises whenever it is planned for another topology; 0 until the loader is open."""
+
+    @abstractmethod
+    def open(self) -> StepLoader:
+        """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop fetching and end the session. The tensors of all steps become invalid."""
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    @abstractmethod
+    def next_step(self) -> int:
+        """Index of the next step that the loader hands out."""
+
+    @abstractmethod
+    def has_next(self) -> bool:
+        """Return whether a step is left, after waiting until it is planned."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's position in the job, to be saved in the trainer's checkpoint beside the model.
+
+        Does not open a session. Before one is open, "step" is that of the loaded state; None stands for the job's last commit.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume at the checkpoint's step: later commits are undone. Must be called before the first step is handed out.
+
+        If the checkpoint is ahead of the last commit, since the job's store has lost some, the steps between are committed again
+        without being handed out. All ranks must load the same step.
+
+        Raises ConflictError where a step was handed out, and where the state is of another job or version.
+        """
+
+    @abstractmethod
+    def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Resume, as `load_state_dict` does, at the newest of `states` that every rank of the job has, and return that one.
+
+        Every rank calls this with the states of its own checkpoints, such as its last two. It waits for the other ranks, so each
+        must be in a process or a thread of its own. Raises ConflictError as `load_state_dict`, and where no state is common.
+        """
+
+    @abstractmethod
+    def commit(self, step: Step, *, loss: float = math.nan) -> None:
+        """Commit a step whose update this rank has applied.
+
+        `loss`: that of the whole step, if this rank knows it, for the ledger and for people to see.
+
+        Returns once all ranks have committed the step and it is in the ledger: a checkpoint saved after that can be resumed.
+        Where one thread commits for several ranks, only the last of its commits of a step waits for that, and the step is not
+        in the ledger before.
+
+        As ranks wait for one another here, every rank must run a collective or barrier that they share on the same side of this
+        call: all before it or all after it.
+
+        From this call on, unless it raises ConflictError, the step's tensors are invalid: their memory is reused.
+
+        Raises ConflictError where some of the step's microbatches were not consumed.
+        """
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Step]: ...
+
+    @abstractmethod
+    def statistics(self) -> LoaderStatistics:
+        """Return the loader's counts and waiting time so far, and the memory it holds now. From any thread."""
