@@ -87,7 +87,7 @@ def _taken(target: Target, run: Callable[[], object]) -> float:
     if not target.is_gpu:
         with LiveBytes() as meter:
             run()
-        return meter.most
+        return float(meter.most)
     target.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

@@ -118,9 +118,9 @@ def cut(data: bytes, start_s: float, seconds: float, spec: AudioSpec) -> bytes:
         _check(header, spec)
         mono = np.empty(header.frames, np.float32)
         whole = replace(header, frames=file.frames)
-        seeks, at = isinstance(file, soundfile.SoundFile) and file.format in _SEEKABLE, -start
-        if seeks:
-            at = 0
+        seeks, at = False, -start
+        if isinstance(file, soundfile.SoundFile) and file.format in _SEEKABLE:
+            seeks, at = True, 0
             file.seek(start)
         try:
             for block in _blocks(file, whole) if seeks else _decoded(file, data, whole):

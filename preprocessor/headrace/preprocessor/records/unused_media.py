@@ -149,9 +149,10 @@ def part_of(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[float, float]
     A manifest of parts of files has an `offset` and a `duration` in each row, and the first part of a file has the offset 0.
     """
     part = [fields.get(name) if name not in spec.ignore else None for name in ("offset", "duration")]
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in part):
+    numbers = [float(value) for value in part if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(part) or not all(map(math.isfinite, numbers)):
         return None
-    offset, duration = map(float, part)
+    offset, duration = numbers
     return (offset, duration) if offset >= 0 and duration > 0 else None
 
 
