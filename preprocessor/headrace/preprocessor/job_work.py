@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
@@ -35,7 +36,7 @@ from headrace.preprocessor.payload.part import Payload
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources import Record, Shard, open_shard
-from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.sources.blob import BlobCache, is_remote
 from headrace.preprocessor.sources.open_shards import OpenShards
 from headrace.printable import sendable
 from headrace.quarantine import BadSampleError, Reason, Rejected, rejection_of_killer
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 SIZES_BYTES = 4 << 20  # for sizes kept from probing to decoding: about 500 samples of 1,000 tokens, a few global batches
 OPEN_SHARDS = 32  # indexed shards, at least, that a job likes to keep open; the index of a tar takes some 80 bytes a sample
 
+_OPENING = ThreadPoolExecutor(16, thread_name_prefix="open")  # waits for servers
 _NONE_KILLED: Mapping[int, int] = {}
 _NONE_LEFT_OUT: Mapping[int, Rejected] = {}
 
@@ -135,6 +137,7 @@ class JobWork:
         """
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
+        self._prefetch(ref for ref in refs if ref.sample_id not in killed)
         for ref in refs:
             loaded = self._loaded(ref, killed)
             sizes = self._size(ref, loaded)
@@ -159,6 +162,11 @@ class JobWork:
         `killed`: sample id -> number of preprocessors that died while working on it; such a sample is rejected unread. Samples in
         `left_out` are not read either. Raises DatasetError, OSError or MemoryError if a shard cannot be read here.
         """
+        self._prefetch(
+            ref
+            for ref in refs
+            if not (ref.sample_id in killed or ref.sample_id in left_out or (self._media and self._media.has(self.name, ref)))
+        )
         read = {
             ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)
             for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))
@@ -234,6 +242,20 @@ class JobWork:
         for slot in self._open_shards.remove_job(self):
             if slot.shard is not None:
                 slot.shard.close()
+
+    def _prefetch(self, refs: Iterable[SampleRef]) -> None:
+        """Open the remote shards of samples side by side, and have them ask for the samples. Errors are told when one is read."""
+        rows: dict[int, list[int]] = {}
+        for ref in refs:
+            if is_remote(self.shards[ref.shard].url):
+                rows.setdefault(ref.shard, []).append(ref.row)
+
+        def ask(shard: int) -> None:
+            with contextlib.suppress(Exception):
+                self._shard(shard).prefetch(rows[shard])
+
+        if rows:
+            list(_OPENING.map(ask, rows))
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
         """Read one record and do `work` on it, with errors handled by `_guarded`."""

@@ -19,8 +19,12 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -32,7 +36,7 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import BlobCache, filesystem, read_file
+from headrace.preprocessor.sources.blob import BlobCache, filesystem, is_remote, read_file
 from headrace.preprocessor.sources.braces import expand_all
 from headrace.preprocessor.sources.splits import ALL
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
@@ -41,7 +45,9 @@ from headrace.source_spec import SourceSpec
 
 META = ".nv-meta"
 MAX_YAML_BYTES = 16 * 2**20  # room for 200,000 shard names; parsing YAML takes a second per megabyte
+RECIPE_S = 30.0
 _INFO_NAMES = (".info.json", ".info.yaml")
+_recipes_lock = threading.Lock()
 _TEXT_PARTS = frozenset(("txt", "text", "transcript"))
 _JSON_PARTS = frozenset(("json", "jsn"))
 _NUMBER_PARTS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
@@ -94,7 +100,8 @@ def selection_of(source: SourceSpec) -> Selection:
 
 def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
     """Whether `root` is the folder of a prepared Energon data set. Raises whatever the driver raises."""
-    return any(fs.isfile(f"{root.rstrip('/')}/{META}/{name}") for name in _INFO_NAMES)
+    with ThreadPoolExecutor(len(_INFO_NAMES)) as pool:  # so that a server that is far away answers both at a time
+        return any(list(pool.map(fs.isfile, (f"{root.rstrip('/')}/{META}/{name}" for name in _INFO_NAMES))))
 
 
 def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
@@ -135,9 +142,22 @@ class Recipe:
 def read_recipe(source: SourceSpec) -> Recipe | None:
     """Read the recipe of a source that is the folder of an Energon data set; return None for any other source.
 
-    Raises DatasetError where the data set cannot be read or its samples are of a kind that is not supported.
+    A remote one is read once in RECIPE_S for all of its shards. Raises DatasetError where the data set cannot be read or its
+    samples are of a kind that is not supported.
     """
     selection = selection_of(source)
+    if not is_remote(selection.root):
+        return _read_recipe(selection)
+    with _recipes_lock:
+        return _recent_recipe(selection, int(time.monotonic() / RECIPE_S))
+
+
+@lru_cache(maxsize=64)
+def _recent_recipe(selection: Selection, _time: int) -> Recipe | None:
+    return _read_recipe(selection)
+
+
+def _read_recipe(selection: Selection) -> Recipe | None:
     try:
         fs, root = filesystem(selection.root)
         root = root.rstrip("/")
@@ -177,6 +197,15 @@ class EnergonShard(Shard):
         parts = _Parts(self._tar.extensions(row), load)
         fields = {name: parts.first(name, paths) for name, paths in self._recipe.fields.items()}
         return Record(key=self._tar.key(row), fields=_shaped(self._recipe.kind, fields, self._mapping), load=load)
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the samples; see `Shard.prefetch`."""
+        self._tar.prefetch([self._rows[row] for row in rows])
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each sample; see `Shard.annotations`."""
+        self._tar.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the archive."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 from headrace.filter_spec import FilterSpec
 from headrace.preprocessor.records.filtering import unmet_condition
@@ -41,6 +42,10 @@ class FilteredShard(Shard):
     def read(self, row: int) -> Record:
         """Return the record at `row`; see `Shard.read`."""
         return self._shard.read(self._rows[row])
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._shard.prefetch([self._rows[row] for row in rows])
 
     def close(self) -> None:
         """Close the file."""

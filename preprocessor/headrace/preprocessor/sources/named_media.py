@@ -11,7 +11,7 @@ What the source's mapping names or ignores stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -115,6 +115,10 @@ class TableShard(Shard):
         """Yield the fields of each row, without loading what they name; see `Shard.annotations`."""
         for fields in self._table.annotations(self._media.stored_paths(paths)):
             yield None if fields is None else self._media.record("", dict(fields)).fields
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._table.prefetch(rows)
 
     def close(self) -> None:
         """Close the file."""
