@@ -1,4 +1,4 @@
-"""`python -m benchmarks.preprocess`: codecs, delivery beside other loaders, scaling, formats, memory, remote sets; a table and a file."""
+"""`python -m benchmarks.preprocess`: codecs, delivery beside other loaders, scaling, formats, memory, remote sets."""
 
 from __future__ import annotations
 

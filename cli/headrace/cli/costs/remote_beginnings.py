@@ -12,6 +12,7 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import BinaryIO, cast
 
 from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, filesystem, is_remote, open_blob, unreadable_error
@@ -55,6 +56,10 @@ class Beginnings:
     def open_in_parts(self, url: str) -> Blob:
         """Open the same: nothing is fetched before it is read."""
         return self.open(url)
+
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:  # noqa: ARG002 - of few samples each is read once
+        """Return a medium that a row names."""
+        return read()
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open what was made of a file under `key`, as the shard cache does."""

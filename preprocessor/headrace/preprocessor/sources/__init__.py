@@ -69,9 +69,9 @@ def _open_whole(url: str, source: SourceSpec, cache: BlobCache | None) -> Shard:
     if not is_read_in_place:
         cache = cache or default_cache()
     if url.endswith(".parquet"):
-        return TableShard(ParquetShard(url, cache), url, source)
+        return TableShard(ParquetShard(url, cache), url, source, cache)
     if url.endswith(".arrow"):
-        return TableShard(ArrowShard(url, cache), url, source)
+        return TableShard(ArrowShard(url, cache), url, source, cache)
     rows = plain_name(url)
     if rows.endswith((".jsonl", ".ndjson")):
         return JsonlShard(url, cache, source)

@@ -204,6 +204,9 @@ class BlobCache(Protocol):
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more."""
 
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:
+        """Return a medium that a row names, by `read` unless it is at hand. Raises what `read` raises."""
+
     def make(self, key: str, url: str, fill: Fill) -> Blob | None:
         """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room."""
 

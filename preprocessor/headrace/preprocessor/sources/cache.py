@@ -2,6 +2,7 @@
 
     DIR/KEY.shard     a whole remote file, or rows of a Parquet file; its modification time is its last use, and the least
                       recently used is evicted first
+                      (also packs of media that rows name: media_packs.py)
     DIR/KEY.part      a file being downloaded or made, allocated in full where its size is known, locked by its writer
     DIR/lock          held while space is counted, freed and reserved
 
@@ -28,7 +29,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -39,6 +40,7 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, RemoteBlob, unreadable_error
 from headrace.preprocessor.sources.cached_blob import STAMP_S, CachedBlob
 from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry, describe, disk_errors, download
+from headrace.preprocessor.sources.media_packs import MediaPacks
 from headrace.preprocessor.sources.partial_blob import PartialBlob
 from headrace.preprocessor.sources.ranges import changed_error, sends_ranges
 
@@ -72,6 +74,7 @@ class ShardCache:
         self._mutex = threading.Lock()
         self._warned = False
         self._blobs: weakref.WeakSet[CachedBlob] = weakref.WeakSet()
+        self._packs = MediaPacks(self)
         self.stats = CacheStats()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,6 +132,10 @@ class ShardCache:
         """Set a cached file's time of last use to now, which keeps it from being evicted next."""
         with contextlib.suppress(OSError):
             os.utime(self._path(file.key))
+
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:
+        """Return a medium that a row names, by `read` unless this process has read it of late. Raises what `read` raises."""
+        return self._packs.get(url, read)
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more. `url` stands in messages."""

@@ -19,6 +19,7 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
 from headrace.preprocessor.sources.base import Shard
+from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.media_files import MediaFiles, media_files
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
@@ -35,9 +36,10 @@ _TEXTS = frozenset(("texts", "conversations", "messages", "caption", "text", "tx
 class NamedMedia:
     """The media that the rows of one file name."""
 
-    def __init__(self, url: str, source: SourceSpec | None) -> None:
+    def __init__(self, url: str, source: SourceSpec | None, cache: BlobCache | None = None) -> None:
         """`source` says where the media are and what its mapping names; None: those beside the file, and the usual mapping."""
         self._url = url
+        self._cache = cache
         self._source = source
         self._mapping = source.mapping if source else MappingSpec()
         self._is_metadata = url.rpartition("/")[2] in _METADATA
@@ -45,7 +47,7 @@ class NamedMedia:
     @cached_property
     def files(self) -> MediaFiles:
         """The files. Raises DatasetError where headrace.preprocessor.access forbids to read there."""
-        return media_files(self._url, self._source)
+        return media_files(self._url, self._source, self._cache)
 
     def check_access(self) -> None:
         """Raise DatasetError where headrace.preprocessor.access forbids to read the files."""
@@ -93,10 +95,10 @@ class NamedMedia:
 class TableShard(Shard):
     """A shard of a table, such as Parquet, whose rows may hold media or name them."""
 
-    def __init__(self, table: Shard, url: str, source: SourceSpec) -> None:
+    def __init__(self, table: Shard, url: str, source: SourceSpec, cache: BlobCache | None = None) -> None:
         """`table` is the shard at `url`, which this one takes over."""
         self._table = table
-        self._media = NamedMedia(url, source)
+        self._media = NamedMedia(url, source, cache)
         self.num_rows = table.num_rows
         self.rejected = table.rejected
 

@@ -31,8 +31,10 @@ def by_ranges_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def everything(shard: Shard, folder: str = "-") -> tuple[Any, ...]:
-    """All that a shard tells: its damage, and the key, the fields and the media of each row, or why there are none, where `folder`
-    is left out."""
+    """All that a shard tells: its damage, and the key, the fields and the media of each row, or why there are none.
+
+    `folder` is left out of that.
+    """
     return shard.rejected, [_row(shard, row, folder) for row in range(shard.num_rows)]
 
 
