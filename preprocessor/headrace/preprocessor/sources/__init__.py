@@ -10,7 +10,9 @@
     unpacked.py     compressed shards, unpacked into temporary files of bounded size
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
-    tar.py          a strict tar header reader; sample_index.py: where the samples of a tar lie
+    partial_blob.py  remote files that are read by ranges until much of them was read; ranges.py: requests; pieces.py: what came
+    media_packs.py  remote media that rows name, kept in the cache
+    tar.py          a strict tar header reader; tar_walk.py: of remote tars; sample_index.py: where the samples of a tar lie
     webdataset.py  arrow_stream.py  mds.py (mds_columns.py)     one format each
     parquet.py      Parquet, by parquet_rows.py (row groups unpacked into the cache), parquet_memory.py (decoded in memory),
                     parquet_bounds.py (what they take) and parquet_pages.py (headers of pages)
