@@ -10,7 +10,9 @@
     unpacked.py     compressed shards, unpacked into temporary files of bounded size
     open_shards.py  the shards a process keeps open, within its limit on open files
     download.py     whole downloads of remote files, in spite of throttling and broken connections
-    tar.py          a strict tar header reader; sample_index.py: where the samples of a tar lie
+    partial_blob.py  remote files that are read by ranges until much of them was read; ranges.py: requests; pieces.py: what came
+    media_packs.py  remote media that rows name, kept in the cache
+    tar.py          a strict tar header reader; tar_walk.py: of remote tars; sample_index.py: where the samples of a tar lie
     webdataset.py  arrow_stream.py  mds.py (mds_columns.py)  litdata.py (litdata_leaves.py)  lance_table.py     one format each
     parquet.py      Parquet, by parquet_rows.py (row groups unpacked into the cache), parquet_memory.py (decoded in memory),
                     parquet_bounds.py (what they take) and parquet_pages.py (headers of pages)
@@ -81,9 +83,9 @@ def _open_whole(url: str, source: SourceSpec, cache: BlobCache | None) -> Shard:
     if not is_read_in_place:
         cache = cache or default_cache()
     if url.endswith(".parquet"):
-        return TableShard(ParquetShard(url, cache), url, source)
+        return TableShard(ParquetShard(url, cache), url, source, cache)
     if url.endswith(".arrow"):
-        return TableShard(ArrowShard(url, cache), url, source)
+        return TableShard(ArrowShard(url, cache), url, source, cache)
     rows = plain_name(url)
     if rows.endswith((".jsonl", ".ndjson")):
         return JsonlShard(url, cache, source)

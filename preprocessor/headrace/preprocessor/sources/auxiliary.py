@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import posixpath
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,10 @@ class AuxiliaryShard(Shard):
             return record.load(name)
 
         return replace(record, load=load)
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._shard.prefetch(rows)
 
     def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
         """Yield the fields of each row; see `Shard.annotations`."""

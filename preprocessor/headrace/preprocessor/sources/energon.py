@@ -17,8 +17,12 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import fsspec
@@ -29,7 +33,7 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import BlobCache, filesystem, read_file, url_of
+from headrace.preprocessor.sources.blob import BlobCache, filesystem, is_remote, read_file, url_of
 from headrace.preprocessor.sources.braces import expand_all
 from headrace.preprocessor.sources.energon_samples import shaped, why_not
 from headrace.preprocessor.sources.energon_selection import Selection
@@ -39,7 +43,9 @@ from headrace.quarantine import BadSampleError, Reason
 
 META = ".nv-meta"
 MAX_YAML_BYTES = 16 * 2**20  # room for 200,000 shard names; parsing YAML takes a second per megabyte
+RECIPE_S = 30.0
 _INFO_NAMES = (".info.json", ".info.yaml")
+_recipes_lock = threading.Lock()
 _TEXT_PARTS = frozenset(("txt", "text", "transcript"))
 _JSON_PARTS = frozenset(("json", "jsn"))
 _NUMBER_PARTS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
@@ -50,7 +56,8 @@ Paths = tuple[tuple[str, ...], ...]  # alternative places of a field's value, ea
 
 def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
     """Whether `root` is the folder of a prepared Energon data set. Raises whatever the driver raises."""
-    return any(fs.isfile(f"{root.rstrip('/')}/{META}/{name}") for name in _INFO_NAMES)
+    with ThreadPoolExecutor(len(_INFO_NAMES)) as pool:  # so that a server that is far away answers both at a time
+        return any(list(pool.map(fs.isfile, (f"{root.rstrip('/')}/{META}/{name}" for name in _INFO_NAMES))))
 
 
 def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
@@ -149,9 +156,21 @@ class Recipe:
 def recipe_of(selection: Selection) -> Recipe | None:
     """Read the recipe of the folder of an Energon data set; return None for anything else.
 
-    Raises DatasetError where the data set cannot be read or its samples are of a kind that is not supported. Of a data set that
-    is joined with others, that is not asked.
+    A remote one is read once in RECIPE_S for all of its shards. Raises DatasetError where the data set cannot be read or its
+    samples are of a kind that is not supported. Of a data set that is joined with others, that is not asked.
     """
+    if not is_remote(selection.root):
+        return _read_recipe(selection)
+    with _recipes_lock:
+        return _recent_recipe(selection, int(time.monotonic() / RECIPE_S))
+
+
+@lru_cache(maxsize=64)
+def _recent_recipe(selection: Selection, _time: int) -> Recipe | None:
+    return _read_recipe(selection)
+
+
+def _read_recipe(selection: Selection) -> Recipe | None:
     try:
         fs, root = filesystem(selection.root)
         root = root.rstrip("/")
@@ -195,8 +214,7 @@ class EnergonShard(Shard):
         """Return the record at `row`, with the recipe's fields. Raises BadSampleError where a field has no value."""
         if self._recipe.fields is None:
             return self._tar.read(self._rows[row])
-        load = self._tar.loader(self._rows[row])
-        return Record(key=self.key(row), fields=shaped(self._recipe.kind, self.mapped(row), self._mapping), load=load)
+        return Record(key=self.key(row), fields=shaped(self._recipe.kind, self.mapped(row), self._mapping), load=self.loader(row))
 
     def mapped(self, row: int, folder: str = "") -> dict[str, Any]:
         """Return the fields that the field map gives the sample at `row`; media are their extensions behind `folder`.
@@ -225,6 +243,15 @@ class EnergonShard(Shard):
         self.rejected = tuple(item for item in self.rejected if part.start <= at.get(item.name, part.start) < part.stop)
         sound = sorted(set(range(found)).difference(at.values())) if at else range(found)
         return [row for row, number in enumerate(sound) if part.start <= number < part.stop]
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the samples; see `Shard.prefetch`."""
+        self._tar.prefetch([self._rows[row] for row in rows])
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each sample; see `Shard.annotations`."""
+        self._tar.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the archive."""

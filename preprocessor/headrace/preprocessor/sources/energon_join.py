@@ -85,6 +85,13 @@ class JoinedShard(Shard):
         present = {name: value for name, value in fields.items() if value is not None}
         return Record(key=key, fields=shaped(self._kind, present, self._mapping), load=functools.partial(_load, loads))
 
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the samples of all data sets; see `Shard.prefetch`."""
+        self._first.prefetch([self._rows[row] for row in rows])
+        for found in self._found:
+            for shard, at in (found[key] for row in rows if (key := self.key(row)) in found):
+                shard.prefetch([at])
+
     def close(self) -> None:
         """Close the archives."""
         self._first.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -45,6 +45,10 @@ class FilteredShard(Shard):
         """Return the record at `row`; see `Shard.read`."""
         return self._shard.read(self._rows[row])
 
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._shard.prefetch([self._rows[row] for row in rows])
+
     def close(self) -> None:
         """Close the file."""
         self._shard.close()
@@ -67,6 +71,10 @@ class PartShard(Shard):
     def read(self, row: int) -> Record:
         """Return the record at `row`; see `Shard.read`."""
         return self._shard.read(self._rows[row])
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._shard.prefetch([self._rows[row] for row in rows])
 
     def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
         """Yield the fields of each row; see `Shard.annotations`."""

@@ -211,7 +211,10 @@ def _indexed(
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
     """Return the folder that names are relative to, and the files that `path` stands for; None where it does not exist."""
-    if not has_shard_name(path) and _is_folder(fs, path):
+    if path.startswith(_WEB):
+        if not has_shard_name(path) and (files := _linked_files(fs, path)):
+            return path, files
+    elif not has_shard_name(path) and _is_folder(fs, path):
         return path, fs.find(path)
     if _is_file(fs, path):
         return posixpath.dirname(path), [path]
@@ -219,15 +222,22 @@ def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | No
         return path, fs.find(path)
     if _GLOB_CHARACTERS & set(path):
         fixed = path[: min(path.index(c) for c in _GLOB_CHARACTERS & set(path))]
-        return posixpath.dirname(fixed), [file for file in fs.glob(path) if _is_file(fs, file)]
+        return posixpath.dirname(fixed), _matching_files(fs, path)
     return path, None
 
 
-def _is_folder(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether `path` is a folder. Over HTTP only HTML pages are tried, as `fs.isdir` downloads a URL to look for links in it."""
-    if path.startswith(_WEB) and (_web_info(fs, path) or {}).get("mimetype") != "text/html":
-        return False
-    return bool(fs.isdir(path))
+def _linked_files(fs: fsspec.AbstractFileSystem, url: str) -> list[str]:
+    """Return the files that a web page links to, at any depth; none where the URL is no page, which is not downloaded then."""
+    if (_web_info(fs, url) or {}).get("mimetype") != "text/html":
+        return []
+    return [file for file in fs.find(url) if file != url]
+
+
+def _matching_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+    """Return the files that match a glob, as their folders list them: no server is asked for each file."""
+    if isinstance(fs, LocalFileSystem):
+        return [file for file in fs.glob(pattern) if fs.isfile(file)]
+    return [file for file, info in fs.glob(pattern, detail=True).items() if info["type"] == "file"]
 
 
 def _is_file(fs: fsspec.AbstractFileSystem, path: str) -> bool:

@@ -13,7 +13,7 @@ A json member that is a list of turns is the conversation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.preprocessor.records.record import Record
@@ -22,6 +22,7 @@ from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.preprocessor.sources.sample_index import SampleIndex, Span
 from headrace.preprocessor.sources.tar import Damage, TarMember, scan
+from headrace.preprocessor.sources.tar_walk import walking
 from headrace.preprocessor.sources.unpacked import unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
@@ -38,11 +39,12 @@ class WebDatasetShard(Shard):
         """`parts`: extensions of the members that samples have; None: all."""
         index = _Index()
         self._parts = parts
-        self._blob = open_blob(url, cache)
+        self._blob = open_blob(url, cache, in_parts=url.endswith(".tar"))
         packing = _PACKED.match(self._blob.pread(0, 10))
         codec = packing and packing.lastgroup
         if codec is None:
-            index.add_archive(self._blob)
+            with walking(self._blob, cache, url) as headers:
+                index.add_archive(headers)
         elif url.endswith(".tar"):
             index.reject(
                 "", Reason.ARCHIVE_CORRUPT, f"{codec} data under the name .tar; name it .tar.{_ENDS[codec]} or unpack it"
@@ -87,6 +89,20 @@ class WebDatasetShard(Shard):
     def loader(self, row: int) -> Callable[[str], bytes]:
         """Return a function that reads a member of the sample at `row` by its extension; see `Record.load`."""
         return self._loader(self._spans(row))
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the members of samples; see `Shard.prefetch`."""
+        spans = (span for row in rows for span in self._spans(row).values())
+        self._blob.prefetch([(span.offset, span.offset + span.size) for span in spans])
+
+    def fetch_whole(self) -> None:
+        """Prepare to read all of the archive. Raises DatasetError where that fails."""
+        self._blob.fetch_whole()
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each sample; see `Shard.annotations`."""
+        self.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the archive."""
