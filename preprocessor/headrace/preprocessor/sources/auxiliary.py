@@ -85,7 +85,7 @@ class AuxiliaryShard(Shard):
 def media_at(place: str, cache: BlobCache | None) -> MediaFiles:
     """Return the media at a place: a data set's folder, or FILES and a folder. Raises DatasetError where it is not there."""
     try:
-        return files_below(place.removeprefix(FILES)) if place.startswith(FILES) else _packed(place, cache)
+        return files_below(place.removeprefix(FILES), cache) if place.startswith(FILES) else _packed(place, cache)
     except HeadraceError:
         raise
     except Exception as err:  # drivers raise their libraries' errors as well

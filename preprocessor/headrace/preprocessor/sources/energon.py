@@ -172,8 +172,7 @@ def _recent_recipe(selection: Selection, _time: int) -> Recipe | None:
 
 def _read_recipe(selection: Selection) -> Recipe | None:
     try:
-        fs, root = filesystem(selection.root)
-        root = root.rstrip("/")
+        fs, root = filesystem(selection.root.rstrip("/"))
         if "*" in root or posixpath.splitext(root)[1] in (".tar", ".gz", ".tgz") or not is_dataset(fs, root):
             return None
         excluded = frozenset(_excluded(*_split_document(fs, root, selection)))
@@ -187,8 +186,7 @@ def _read_recipe(selection: Selection) -> Recipe | None:
     except HeadraceError:
         raise
     except Exception as err:  # drivers raise their libraries' errors as well
-        message = f"cannot read the data set {selection.root}: {err}; check the path and its access"
-        raise DatasetError(message) from err
+        raise DatasetError(f"cannot read the data set {selection.root}: {err}; check the path and its access") from err
 
 
 class EnergonShard(Shard):

@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
@@ -214,7 +215,7 @@ def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | No
     if path.startswith(_WEB):
         if not has_shard_name(path) and (files := _linked_files(fs, path)):
             return path, files
-    elif not has_shard_name(path) and _is_folder(fs, path):
+    elif not has_shard_name(path) and fs.isdir(path):
         return path, fs.find(path)
     if _is_file(fs, path):
         return posixpath.dirname(path), [path]

@@ -53,9 +53,9 @@ def media_files(url: str, source: SourceSpec | None = None, cache: BlobCache | N
     return _LocalFiles([one for one in (media_root, folder) if one and local_path(one) is not None], [place, folder, inside])
 
 
-def files_below(folder: str) -> MediaFiles:
+def files_below(folder: str, cache: BlobCache | None) -> MediaFiles:
     """Return the files in a folder, a path or URL. Raises DatasetError where headrace.preprocessor.access forbids to read it."""
-    return _RemoteFiles(folder, [folder]) if local_path(folder) is None else _LocalFiles([folder], [folder])
+    return _RemoteFiles(folder, [folder], cache) if local_path(folder) is None else _LocalFiles([folder], [folder])
 
 
 def _folder_of(url: str) -> str:
