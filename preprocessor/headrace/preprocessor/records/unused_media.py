@@ -148,10 +148,13 @@ def part_of(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[float, float]
 
     A manifest of parts of files has an `offset` and a `duration` in each row, and the first part of a file has the offset 0.
     """
-    part = [fields.get(name) if name not in spec.ignore else None for name in ("offset", "duration")]
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in part):
-        return None
-    offset, duration = map(float, part)
+    numbers: list[float] = []
+    for name in ("offset", "duration"):
+        value = fields.get(name)
+        if name in spec.ignore or isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return None
+        numbers.append(float(value))
+    offset, duration = numbers
     return (offset, duration) if offset >= 0 and duration > 0 else None
 
 

@@ -228,9 +228,7 @@ class GlobalOrder:
         if self.is_counted:
             return self.num_samples(epochs) >= stop
         given = self._mixture.given(stop)
-        return any(
-            self._mixture.is_endless(s) and self._num_given(s, epochs) > given[s] for s in range(len(self._orders))
-        )
+        return any(self._mixture.is_endless(s) and self._num_given(s, epochs) > given[s] for s in range(len(self._orders)))
 
     def num_samples(self, epochs: int) -> int:
         """Return the number of places until every source has given all of its samples `epochs` times, or by its repetitions.
