@@ -118,12 +118,12 @@ def cut(data: bytes, start_s: float, seconds: float, spec: AudioSpec) -> bytes:
         _check(header, spec)
         mono = np.empty(header.frames, np.float32)
         whole = replace(header, frames=file.frames)
-        seeks, at = False, -start
-        if isinstance(file, soundfile.SoundFile) and file.format in _SEEKABLE:
-            seeks, at = True, 0
+        at, blocks = -start, None
+        if not isinstance(file, ContainerFile) and file.format in _SEEKABLE:
+            at, blocks = 0, _blocks(file, whole)
             file.seek(start)
         try:
-            for block in _blocks(file, whole) if seeks else _decoded(file, data, whole):
+            for block in blocks or _decoded(file, data, whole):
                 piece = block[max(0, -at) : max(0, len(mono) - at)]
                 _mono(piece, mono[max(0, at) : max(0, at) + len(piece)])
                 at += len(block)

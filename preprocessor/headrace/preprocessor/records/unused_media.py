@@ -7,7 +7,6 @@ in a record without being used. Media are recognised by their values if these ar
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -42,6 +41,7 @@ _PLACEHOLDERS = re.compile(
 _MEDIA_WORDS = {"img": "image", "imgs": "image", "picture": "image", "photo": "image", "wav": "audio", "videos": "video"}
 _MEDIA_WORDS |= {word: word for word in ("image", "audio", "video", "pdf")}
 _FILE_WORDS = frozenset(("file", "files", "path", "paths", "filepath", "filename", "url", "urls"))
+_MAX_S = 1e9  # above the length of any recording; not a number is not below it
 _ALONE = frozenset(("img", "imgs", "wav", "video", "videos", "pdf"))
 """Field names that suffice to tell a medium; other words for media need one of `_FILE_WORDS` beside them."""
 _ANOTHER = re.compile(
@@ -148,10 +148,12 @@ def part_of(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[float, float]
 
     A manifest of parts of files has an `offset` and a `duration` in each row, and the first part of a file has the offset 0.
     """
-    part = [fields.get(name) if name not in spec.ignore else None for name in ("offset", "duration")]
-    numbers = [float(value) for value in part if isinstance(value, int | float) and not isinstance(value, bool)]
-    if len(numbers) < len(part) or not all(map(math.isfinite, numbers)):
-        return None
+    numbers: list[float] = []
+    for name in ("offset", "duration"):
+        value = fields.get(name)
+        if name in spec.ignore or isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < _MAX_S:
+            return None
+        numbers.append(float(value))
     offset, duration = numbers
     return (offset, duration) if offset >= 0 and duration > 0 else None
 
