@@ -37,6 +37,10 @@ class Site:
     """Bytes of each file, at most: who goes away in the middle has had fewer."""
     described: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Counts the answers to HEAD."""
+    most_at_a_time: int = 0
+    """GETs that were being answered at the same time, at most."""
+    busy: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
     asked: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Counts the GETs that have come in."""
     url: str = ""
@@ -56,6 +60,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         site = self._site
+        with site.lock:
+            site.busy += 1
+            site.most_at_a_time = max(site.most_at_a_time, site.busy)
+        try:
+            self._get(site)
+        finally:
+            with site.lock:
+                site.busy -= 1
+
+    def _get(self, site: Site) -> None:
         site.gets.append(self.headers.get("Range", ""))
         site.asked.release()
         if site.gate is not None:

@@ -12,7 +12,7 @@ import torch
 from benchmarks.gpu.target import Target
 from benchmarks.report import Row, at_most
 from headrace.sample import SCHEMA
-from headrace.trainer.loading.buffers import BufferPool
+from headrace.trainer.loading.buffers import BufferPool, PinnedMemory
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
 from headrace.trainer.loading.pack_ahead import PackAhead
@@ -32,7 +32,7 @@ def measure(target: Target) -> Iterator[Row]:
     """Yield the number of microbatches that arrived damaged, and the pinned memory that they took."""
     sources = [_batch(seed, largest=24 if target.is_gpu else 6) for seed in range(NUM_SOURCES)]
     sums = [int(np.asarray(one.column("patches").flatten()).astype(np.int64).sum()) for one in sources]
-    pool, copy = BufferPool(_POOL_BYTES, pinned=target.is_gpu), DeviceCopy(target.device)
+    pool, copy = BufferPool(_POOL_BYTES, pinned=PinnedMemory() if target.is_gpu else None), DeviceCopy(target.device)
 
     def pack(key: _Key) -> PendingCopy[PackedMicrobatch]:
         return copy.begin(collate([sources[key[0]], sources[key[1]]], patch_values=PATCH_VALUES, buffers=pool))

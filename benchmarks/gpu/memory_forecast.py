@@ -1,21 +1,27 @@
-"""Memory of a stage: bytes that the planner counts for a token in flight, beside those that the device's allocator gives out.
+"""Memory of a stage: bytes that the planner counts for a token in flight, and that a step is forecast to take, beside those that
+the device's allocator gives out.
 
-Without a GPU, what autograd saves stands for what the allocator gives out.
+Without a GPU, the bytes of all tensors that are held stand for those that the allocator gives out. A layer keeps more there than
+is planned, as kernels of the CPU do (`tests/unit/trainer/pipeline/test_kept_bytes.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from statistics import mean
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.gpu.stage_alone import StageAlone, process_group, stage_alone
 from benchmarks.gpu.target import Target
 from benchmarks.report import Rival, Row, at_most
 from headrace.model_shape import TransformerShape
-from headrace.reorder_service.planning.cost_model.cost import kept_bytes
+from headrace.reorder_service.planning.cost_model.kept_bytes import Keeping, kept_bytes
+from headrace.spec import AudioSpec, ImageSpec
+from headrace.trainer.pipeline.kept_activations import measure_kept
+from headrace.trainer.pipeline.live_bytes import LiveBytes
 
 VOCAB = 64
 """So small that logits take next to nothing beside the layers."""
@@ -23,63 +29,87 @@ MOST_LAYERS = 4
 ERROR_GOAL_PERCENT = 10.0
 STATE_BYTES = 12
 """Bytes a parameter between steps: a float32 weight and two float32 moments of AdamW."""
+MICROBATCHES = 2
+"""Of the step that is forecast: its gradients are there while the second one's activations are."""
 
 
 def measure(target: Target) -> Iterator[Row]:
-    """Yield what a layer keeps of a token, with and without checkpointing, and the state of a parameter."""
+    """Yield what a layer keeps of a token, with and without checkpointing, a whole step, and the state of a parameter."""
     several = replace(target.llm_shape, layers=max(2, min(MOST_LAYERS, target.llm_shape.layers)))
     one = replace(several, layers=1)
     length = 4096 if target.is_gpu else 64
     with process_group(target.device):
-        for checkpointing in (False, True) if target.is_gpu else (False,):  # autograd does not see what a checkpoint saves
-            grown, grown_one = (_growth(target, shape, length, checkpointing) for shape in (several, one))
-            a_layer = (grown - grown_one) / length / (several.layers - 1)
-            planned = kept_bytes(one, checkpointing)
+        for checkpointing, fp32_residual in ((False, True), (False, False), (True, True)):
+            settings = {"checkpointing": checkpointing, "fp32_residual_connection": fp32_residual}
+            a_layer = _of_layer(target, several, length, settings)
+            planned = kept_bytes(one, Keeping(checkpointing=checkpointing, fp32_residual=fp32_residual))
+            stream = "" if fp32_residual else ", residual stream in bf16"
             yield Row(
-                name=f"a token in flight, a layer with {'recomputed' if checkpointing else 'kept'} activations",
+                name=f"a token in flight, a layer with {'recomputed' if checkpointing else 'kept'} activations{stream}",
                 value=a_layer,
                 unit="bytes",
                 rival=Rival(value=planned, source="planned"),
                 goal=target.goal(at_most((1 + ERROR_GOAL_PERCENT / 100) * planned)),
                 detail=f"{a_layer / one.width:.1f} a channel",
             )
+        for checkpointing in (False, True):
+            yield _step_row(target, several, length, checkpointing)
         if target.is_gpu:
             yield _state_row(target, several, length)
 
 
-def _growth(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> float:
+def _of_layer(target: Target, several: TransformerShape, length: int, settings: dict[str, Any]) -> float:
+    """Return the bytes that a layer keeps of a token."""
+    if target.is_gpu:
+        grown, grown_one = (_growth(target, shape, length, settings) for shape in (several, replace(several, layers=1)))
+        return (grown - grown_one) / length / (several.layers - 1)
+    step = _alone(target, several, [[length]], settings).step
+    (stage,) = step.stages
+    kept = measure_kept(stage, step.topology, step.place, 0, dtype=torch.bfloat16, image=ImageSpec(), audio=AudioSpec())
+    return mean(kept.inputs if settings["checkpointing"] else kept.layers)
+
+
+def _growth(target: Target, shape: TransformerShape, length: int, settings: dict[str, Any]) -> float:
     """Return how many more bytes are in use at most where a microbatch is twice as long: weights and their casts are as many, and
     so are working buffers of one layer with another number of layers."""
-    short, long = (_peak(target, shape, length * factor, checkpointing) for factor in (1, 2))
+    short, long = (_peak(target, _alone(target, shape, [[length * factor]], settings)) for factor in (1, 2))
     return long - short
 
 
-def _peak(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> float:
+def _peak(target: Target, alone: StageAlone) -> float:
     """Return the most bytes in use beside weights and gradients, of a step of one microbatch of one sample."""
-    alone = _alone(target, shape, length, checkpointing)
     alone.accumulate()
+    return _taken(target, alone.accumulate)
+
+
+def _taken(target: Target, run: Callable[[], object]) -> float:
+    """Return the most bytes that are in use while something runs, beside those in use before."""
     if not target.is_gpu:
-        return _saved_bytes(alone)
+        with LiveBytes() as meter:
+            run()
+        return float(meter.most)
     target.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    alone.accumulate()
-    return torch.cuda.max_memory_allocated() - before
+    run()
+    taken: int = torch.cuda.max_memory_allocated() - before
+    return taken
 
 
-def _saved_bytes(alone: StageAlone) -> float:
-    """Return the bytes that autograd saves in forwards, weights and their casts apart, each storage once."""
-    saved: dict[int, Tensor] = {}  # by address of the storage; the tensors keep it from being used again
-
-    def note(tensor: Tensor) -> Tensor:
-        saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    weights = {p.numel() for p in alone.model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        alone.accumulate()
-    return sum(
-        one.untyped_storage().nbytes() for one in saved.values() if one.untyped_storage().size() and one.numel() not in weights
+def _step_row(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> Row:
+    alone = _alone(target, shape, [[length]] * MICROBATCHES, {"checkpointing": checkpointing})
+    memory = alone.step.forecast_memory(ImageSpec(), AudioSpec())
+    alone.run()
+    taken = _taken(target, alone.run)
+    assert memory.forecast is not None, "a step has run"
+    state = memory.forecast.state
+    forecast = memory.forecast.total - state.weights - state.optimizer
+    return Row(
+        name=f"a step with {'recomputed' if checkpointing else 'kept'} activations, over its forecast",
+        value=100 * (taken / forecast - 1),
+        unit="%",
+        goal=target.goal(at_most(ERROR_GOAL_PERCENT)),
+        detail=f"{taken / 2**20:.1f} MiB beside weights and optimizer, forecast {forecast / 2**20:.1f} MiB",
     )
 
 
@@ -87,7 +117,7 @@ def _state_row(target: Target, shape: TransformerShape, length: int) -> Row:
     target.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    alone = _alone(target, shape, length, checkpointing=False)
+    alone = _alone(target, shape, [[length]], {})
     alone.run()
     num_parameters = sum(p.numel() for p in alone.model.parameters())
     value = (torch.cuda.memory_allocated() - before) / num_parameters
@@ -100,6 +130,6 @@ def _state_row(target: Target, shape: TransformerShape, length: int) -> Row:
     )
 
 
-def _alone(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> StageAlone:
+def _alone(target: Target, shape: TransformerShape, lengths: list[list[int]], settings: dict[str, Any]) -> StageAlone:
     device, dtype = target.device, torch.bfloat16
-    return stage_alone(shape, [[length]], vocab_size=VOCAB, device=device, dtype=dtype, checkpointing=checkpointing)
+    return stage_alone(shape, lengths, vocab_size=VOCAB, device=device, dtype=dtype, **settings)

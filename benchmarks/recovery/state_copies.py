@@ -9,6 +9,7 @@ import torch
 
 from benchmarks.report import Rival, Row, Section, at_least
 from benchmarks.timing import progress, time_calls
+from headrace.reorder_service.recovery.recovery_choice import Circumstances
 from headrace.trainer.recovery.layer_transfer import Transfer, digest, move
 from headrace.trainer.recovery.mesh import Meeting, Mesh
 
@@ -46,6 +47,12 @@ def section(*, quick: bool) -> Section:
             unit="GB/s",
             rival=bare,
             detail=f"{BYTES >> 20} MiB; {BYTES / cpu_s / 1e9:.2f} GB/s of the receiver's core",
+        ),
+        Row(
+            name="what forecasts and choices of pipelines take it for",
+            value=Circumstances().copy_bytes_per_s / 1e9,
+            unit="GB/s",
+            rival=Rival(value=BYTES / whole_s / 1e9, source="this measurement"),
         ),
     ]
     return Section(title="State of layers that a node gets from another one, on two cores, over the loopback device", rows=rows)

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace import limits
 from headrace.model_shape import ModelShape
 from headrace.plan import GENERATOR, LLM
-from headrace.schedule import SCHEDULES, build
+from headrace.schedule import SCHEDULES, ZERO_BUBBLE, build
 from headrace.user_document import SpecSection, parse_json
 
 
@@ -28,10 +28,18 @@ class UnitExecution(SpecSection):
     In front of them is the embedding, and with it an LLM's head if both are one matrix."""
     frozen_projector: bool = False
     """Whether the projector from the unit to the next one is frozen."""
-    checkpointing: bool = False
+    checkpointing: bool | Literal["auto"] = False
     """Whether the unit's layers use activation checkpointing: they keep only their inputs, and run their forward again in the
     backward. With 'zero-bubble' the recomputed activations are then kept from the backward until the weight gradients are
-    computed."""
+    computed. "auto": as many layers of a stage as the memory of its device asks for, found anew for each step; not with
+    'zero-bubble'. It is planned with the memory of true and the time of false."""
+    fp32_residual_connection: bool = True
+    """Whether the residual stream between layers is float32 under `--precision bf16` too. Else it is bfloat16, as Megatron-LM has
+    it unless told otherwise: a layer keeps 4 bytes a channel less, and the gradients of inputs are summed in bfloat16."""
+    device_memory_gib: Annotated[float, Field(gt=0)] | None = None
+    """Most GiB that a process of the unit may take of its device for weights, gradients, optimizer and activations. A step that
+    is forecast to take more is refused before it begins; `checkpointing: auto` keeps to it. A process with a limit begins a step
+    only when all of its data have come. None: `auto` keeps to what the GPU has, and nothing is refused."""
     exchange_s: tuple[Annotated[float, Field(ge=0, le=1e6)], Annotated[float, Field(ge=0, le=1e6)]] = (0.0, 0.0)
     """Seconds in which the unit's replicas exchange weights before its first microbatch, and gradients after its last one, while
     other units may compute. Trainers do not look at it."""
@@ -122,7 +130,7 @@ class ExecutionSpec(SpecSection):
                     "lower it, or set frozen"
                 )
         try:
-            check_units(self.units, stages, self.chunks)
+            check_units(self.units, stages, self.chunks, self.schedule)
         except ValueError as err:
             raise ValueError(f"execution: {err}") from err
         build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
@@ -148,12 +156,17 @@ def load_execution_json(text: str) -> ExecutionSpec:
     return parse_json(ExecutionSpec, text, "execution")
 
 
-def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], chunks: int) -> None:
+def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], chunks: int, schedule: str) -> None:
     """Raise ValueError where a unit's settings contradict each other, its stages or its place.
 
     stages: number of stages by unit, in pipeline order; chunks: parts of a unit on each of them.
     """
     for unit, size in units.items():
+        if size.checkpointing == "auto" and schedule == ZERO_BUBBLE:
+            raise ValueError(
+                f"unit {unit!r} has checkpointing 'auto', but under {schedule!r} what a backward computes again is kept until "
+                "the weight gradients, so that no choice of layers keeps to a limit: take another schedule, or true or false"
+            )
         if size.frozen and size.frozen_layers:
             raise ValueError(
                 f"unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "

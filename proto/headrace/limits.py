@@ -73,6 +73,8 @@ bins every 10 ms, reach it."""
 
 MAX_NODES = 4_096
 """Most nodes of a recoverable job: a snapshot of that many is planned in half a minute."""
+MAX_GPUS_PER_NODE = 64
+"""Most processes of a node of a recoverable job; hosts have up to 16 GPUs."""
 MAX_RECOVERABLE_MICROBATCHES = 1 << 16
 """Most microbatches in a global batch of a recoverable job, over all replicas."""
 MAX_LAYERS = 4_096

@@ -322,7 +322,9 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
         if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING) for one in endpoint.split(",")):
             deadline = time.monotonic() + timeout_s
             if not told and now - begin >= QUIET_S:
-                log.warning("waiting for the reorder service at %s, which is starting", endpoint)
+                log.warning(
+                    "waiting for the reorder service at %s, which is starting: the first time it compiles the planner", endpoint
+                )
                 told = True
         elif now > deadline:
             raise EndpointError(_absence(endpoint))

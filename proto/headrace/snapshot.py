@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from headrace.v1.membership_pb2 import Snapshot
+from headrace.v1.membership_pb2 import NodesSpec, Pipeline, Snapshot
 
 NOBODY = -1
 """Value of a pipeline stage's `rank` in a snapshot when the stage's node is lost."""
+
+
+def processes_of(spec: NodesSpec) -> int:
+    """Return how many processes each node has."""
+    return spec.gpus_per_node or 1
+
+
+def size_in_words(pipeline: Pipeline) -> str:
+    """Return how many nodes a pipeline has, such as "3", or "(2)" if it lacks one of its nodes."""
+    ranks = {stage.rank for stage in pipeline.stages}
+    return f"({len(ranks) - 1})" if NOBODY in ranks else str(len(ranks))
 
 
 def is_rerouted(snapshot: Snapshot) -> bool:

@@ -28,6 +28,9 @@ class SourceSpec(SpecSection):
     """Relative share of the source in the mixture. If it is None for all sources, shares follow the sources' sizes, so that an
     epoch has every sample once; several such sources are indexed completely before the first step. With weights, or with a
     single source, only the shards that are needed next are indexed."""
+    repetitions: Annotated[float, Field(gt=0, le=limits.MAX_EPOCHS)] | None = None
+    """How often an epoch of the job has each of the source's samples, for sources without weights: 2, or 0.5 for every other one.
+    None: once."""
     filter: FilterSpec = EVERYTHING
     """Which of the source's samples are taken; by default all."""
     max_epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
@@ -53,6 +56,12 @@ class SourceSpec(SpecSection):
         if mapping not in MAPPING_PRESETS:
             raise ValueError(f"no mapping {mapping!r}; there are {', '.join(MAPPING_PRESETS)}")
         return MAPPING_PRESETS[mapping]
+
+    @model_validator(mode="after")
+    def _weight_or_repetitions(self) -> Self:
+        if self.weight is not None and self.repetitions is not None:
+            raise ValueError("weight and repetitions both say how much of the mixture the source is: give one of them")
+        return self
 
     @model_validator(mode="after")
     def _default_name(self) -> Self:

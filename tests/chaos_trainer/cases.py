@@ -33,6 +33,12 @@ class Case:
     """Beside those at the beginning."""
     nodes: int = 5
     """At the beginning: n0, n1, ..."""
+    gpus_per_node: int = 1
+    """Processes of each node."""
+    adapted: bool = False
+    """Whether the llm is one of Hugging Face's transformers, with an embedding that is its head too."""
+    microbatches: int = 2
+    """Half of those of a step: there are no more pipelines than microbatches."""
     max_failures: int = 1
     on_loss: str = "rebuild"
     computes_once: bool = False
@@ -85,6 +91,8 @@ def cases() -> list[Case]:
         *_to_the_end(),
         *_while_saving(),
         *_in_rescues(),
+        *_of_two_processes(),
+        *_adapted(),
         many_generations(25),
     ]
 
@@ -208,6 +216,50 @@ def _with_the_leader() -> Iterator[Case]:
     for place in (Place.BACKWARD, Place.VOTING, Place.UPDATED, Place.COMMIT):
         fault = _kill(place, Where(rank=0), leader=True)
         yield Case(name=str(fault), faults=(fault,))
+
+
+def _of_two_processes() -> Iterator[Case]:
+    """Nodes of two processes, each a stage, in a pipeline of two nodes and one of one. With a process, its node is lost."""
+
+    def case(*faults: Fault, words: str = "", **fields: object) -> Case:
+        name = f"{' then '.join(map(str, faults))}{words}, nodes of two processes"
+        options = {"faults": faults, "nodes": 3, "gpus_per_node": 2, "microbatches": 1, "steps": 4} | fields
+        return Case(name=name, **options)  # type: ignore[arg-type]
+
+    for number, place in enumerate(IN_STEP):
+        for where in (LONG[1:] + SHORT)[number % 2 :: 2]:
+            yield case(_kill(place, where))
+    for place in (Place.COMMIT, Place.COMMITTED):
+        yield case(_kill(place, Where(rank=0)))
+    first = _kill(Place.GRADIENTS, Where(pipeline=1, unit="llm"))
+    for place in RECOVERY:
+        where = Where() if place == Place.MOVING else Where(pipeline=0, unit="llm", stage=-1)
+        yield case(first, _kill(place, where, generation=2), nodes=5, max_failures=2, microbatches=2)
+    for lasts_s in (FOR_A_MOMENT_S, FOR_LONG_S, None):
+        yield case(Fault(kind=Kind.STOP, place=Place.VOTING, where=LONG[1], lasts_s=lasts_s))
+    joins = {"starts": (Act(node="n3", step=1),), "steps": 5}
+    yield case(_hold(2), words=", a join", **joins)
+    yield case(_kill(Place.BARRIER, Where(node="n3"), generation=2), _hold(2), words=", a join", **joins)
+    back = {"starts": (Act(node="n1", step=2),), "steps": 5}
+    yield case(_kill(Place.BACKWARD, Where(node="n1")), _hold(3, generation=2), words=", back again", **back)
+    for rank in (0, 3):
+        yield case(Fault(kind=Kind.LEAVE, place=Place.FORWARD, where=Where(rank=rank)))
+    yield case(Fault(kind=Kind.CUT, place=Place.UPDATED, where=Where(rank=3), step=3))
+    yield case(_kill(Place.VOTE, SHORT[1], leader=True))
+    rerouted = {"on_loss": "reroute", "computes_once": True, "nodes": 4, "max_failures": 2, "microbatches": 2}
+    yield case(_kill(Place.BACKWARD, Where(pipeline=1, unit="llm")), words=", rerouted", **rerouted)
+    for place in (Place.SAVE, Place.SAVED):
+        yield case(_kill(place, LONG[2]))
+    second = _kill(Place.UPDATED, Where(node="n1"), step=3, generation=2)
+    yield case(_kill(Place.FORWARD, Where(node="n2")), second, recovers=False)
+
+
+def _adapted() -> Iterator[Case]:
+    """First and last stage of the llm both have its embedding; a node that joins gets all weights from others."""
+    for fault in (_kill(Place.BACKWARD, LONG[2]), _kill(Place.UPDATED, LONG[1])):
+        yield Case(name=f"{fault}, an llm of transformers", faults=(fault,), adapted=True, steps=4)
+    joins = (Act(node="n5", step=1),)
+    yield Case(name="a join, an llm of transformers", faults=(_hold(2),), starts=joins, adapted=True)
 
 
 def _rerouted() -> Iterator[Case]:

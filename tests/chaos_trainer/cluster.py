@@ -26,8 +26,8 @@ from tests.wire import free_ports
 BUDGET_MIB = 64
 
 
-def job_spec(name: str, steps: int) -> JobSpec:
-    """The bundled example in steps of eight samples, with cheap images."""
+def job_spec(name: str, steps: int, microbatches: int) -> JobSpec:
+    """The bundled example in steps of eight samples, with cheap images. microbatches: half of those of a step."""
     return parse_spec(
         {
             "name": name,
@@ -35,7 +35,7 @@ def job_spec(name: str, steps: int) -> JobSpec:
             "steps": steps,
             "global_batch": 8,
             "part_samples": 2,
-            "topology": {"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}},
+            "topology": {"replicas": 2, "microbatches": microbatches, "stages": {"encoder": 1, "llm": 1}},
             "image": {"max_pixels": 56 * 56},
         }
     )

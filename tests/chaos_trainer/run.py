@@ -29,6 +29,18 @@ from tests.chaos_trainer.verdict import Trained
 TIMEOUT_S = 90.0
 DUMP_S = 1.0  # for a node to write where it is
 EXIT_UNRECOVERABLE = 3
+QWEN = {
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "vocab_size": 10_000,
+    "tie_word_embeddings": True,
+}
+"""The configuration of a small model of `transformers`."""
 _numbers = itertools.count()
 
 
@@ -53,7 +65,8 @@ class Run:
         self._lives: list[_Life] = []
         self._read: dict[str, int] = {}  # bytes of each node's events
         self._waiting = list(case.starts)
-        self._continues: list[tuple[float, _Life]] = []
+        self._continues: list[tuple[float, _Life, int]] = []
+        self._pids: set[int] = set()  # of all processes that have told something
         self._struck_s: list[float] = []
         self._applied = -1
         self._generation = 0
@@ -79,17 +92,20 @@ class Run:
 
     def _is_ours(self, name: str) -> bool:
         """Of one of the nodes: others have their memory there too, and name it by their processes."""
-        return not name.startswith("headrace") and any(str(life.pid) in re.findall(r"\d+", name) for life in self._lives)
+        return not name.startswith("headrace") and not self._pids.isdisjoint(map(int, re.findall(r"\d+", name)))
 
     def _begin(self) -> None:
         case = self._case
         self.folder.mkdir()
         (self.folder / "case").write_text(f"{case}\n")
-        nodes = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
-        nodes["on_loss"] = case.on_loss
+        nodes: dict[str, Any] = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
+        nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node}
+        if case.adapted:
+            (self.folder / "config.json").write_text(json.dumps(QWEN))
+            nodes["model"] = {"llm": str(self.folder)}
         (self.folder / "nodes.yaml").write_text(json.dumps(nodes))
         self._leader = self._cluster.leader()
-        self._job = self._cluster.submit(job_spec(self.folder.name, case.steps))
+        self._job = self._cluster.submit(job_spec(self.folder.name, case.steps, case.microbatches))
         for number in range(case.nodes):
             self._start(f"n{number}")
 
@@ -108,37 +124,43 @@ class Run:
         while running := [life for life in self._running() if not (life.dies and life.is_stopped)]:
             now_s = time.monotonic()
             if now_s > deadline:
-                for life in running:
-                    _signal(life.pid, signal.SIGUSR1)
+                for pid in self._pids:
+                    _signal(pid, signal.SIGUSR1)
                 time.sleep(DUMP_S)
                 raise TimeoutError(f"{', '.join(life.node for life in running)} did not end: see {self.folder}")
-            for node in {life.node for life in self._lives}:
-                self._hear(node)
+            self._hear_all()
             for act in [act for act in self._waiting if act.step <= self._applied and act.generation <= self._generation]:
                 self._waiting.remove(act)
                 self._start(act.node)
-            for at_s, life in [due for due in self._continues if due[0] <= now_s]:
-                self._continues.remove((at_s, life))
+            for at_s, life, pid in [due for due in self._continues if due[0] <= now_s]:
+                self._continues.remove((at_s, life, pid))
                 life.is_stopped = False
-                _signal(life.pid, signal.SIGCONT)
+                _signal(pid, signal.SIGCONT)
             time.sleep(POLL_S)  # polls real processes
-        for node in {life.node for life in self._lives}:
-            self._hear(node)
+        self._hear_all()
 
-    def _hear(self, node: str) -> None:
-        path = self.folder / f"{node}.events"
+    def _hear_all(self) -> None:
+        """Take in what every process of every node has told since."""
+        for node in {life.node for life in self._lives}:
+            for number in range(self._case.gpus_per_node):
+                self._hear(node, f"{node}.{number}")
+
+    def _hear(self, node: str, process: str) -> None:
+        path = self.folder / f"{process}.events"
         if not path.exists():
             return
         with path.open("rb") as file:
-            file.seek(self._read.get(node, 0))
+            file.seek(self._read.get(process, 0))
             lines = file.read().rpartition(b"\n")[0]
         if lines:
-            self._read[node] = self._read.get(node, 0) + len(lines) + 1
+            self._read[process] = self._read.get(process, 0) + len(lines) + 1
         for line in lines.splitlines():
-            self._take(node, json.loads(line))
+            self._take(self._life(node), process, json.loads(line))
 
-    def _take(self, node: str, event: dict[str, Any]) -> None:
+    def _take(self, life: _Life, node: str, event: dict[str, Any]) -> None:
+        """Take in an event of a process, whose name is that of its node with its number."""
         now_s, trained = time.monotonic(), self._trained
+        self._pids.add(event["pid"])
         if "attempt" in event:
             trained.attempts[node][event["attempt"]] += 1
         elif "computes" in event:
@@ -151,19 +173,19 @@ class Run:
                 self._struck_s.clear()
         elif "prepared" in event:
             self._generation = max(self._generation, event["prepared"])
-            life = self._life(node)
             with contextlib.suppress(OSError, KeyError):  # it has gone meanwhile, or is about to
-                trained.footprints[node].append(replace(Footprint.of(life.pid), memory_kib=event["memory_kib"]))
+                trained.footprints[node].append(replace(Footprint.of(event["pid"]), memory_kib=event["memory_kib"]))
                 trained.abandoned[node].append(event["abandoned"])
         elif "struck" in event:
             fault = self._case.faults[event["struck"]]
             trained.struck.add(event["struck"])
             self._struck_s.append(now_s)
-            life = self._life(node)
-            life.dies = fault.kind == Kind.KILL or (fault.kind == Kind.STOP and fault.lasts_s is None)
-            life.is_stopped = life.was_stopped = fault.kind == Kind.STOP
+            comes_back = fault.lasts_s is not None and not (self._case.gpus_per_node > 1 and fault.is_loss)
+            life.dies = fault.kind == Kind.KILL or (fault.kind == Kind.STOP and not comes_back)
+            life.was_stopped = fault.kind == Kind.STOP
+            life.is_stopped = life.was_stopped and self._case.gpus_per_node == 1  # else whoever started it ends it
             if fault.lasts_s is not None:
-                self._continues.append((now_s + fault.lasts_s, life))
+                self._continues.append((now_s + fault.lasts_s, life, event["pid"]))
 
     def _life(self, node: str) -> _Life:
         return [life for life in self._lives if life.node == node][-1]

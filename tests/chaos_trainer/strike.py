@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
@@ -42,7 +42,7 @@ class Strikes:
     def __init__(self, node: str, faults: Sequence[Fault], folder: Path, leader: int) -> None:
         """folder: of the case, for what nodes tell and for which faults have struck. leader: its process."""
         self._node, self._faults, self._folder, self._leader = node, faults, folder, leader
-        self._events = (folder / f"{node}.events").open("a", buffering=1)
+        self._events: TextIO | None = None
         self._layout: Layout | None = None
         """The last one: afterwards it may have another rank, among those that save what they have."""
         self._mesh: Mesh | None = None
@@ -54,7 +54,9 @@ class Strikes:
 
     def tell(self, **event: Any) -> None:
         """To whoever runs the case."""
-        self._events.write(json.dumps(event) + "\n")
+        if self._events is None:  # by the process itself, and not by the one that has forked it
+            self._events = (self._folder / f"{self._node}.{os.environ.get('LOCAL_RANK', '0')}.events").open("a", buffering=1)
+        self._events.write(json.dumps({"pid": os.getpid(), **event}) + "\n")
 
     def prepares(self, layout: Layout, mesh: Mesh) -> None:
         """A recovery, or the beginning."""
@@ -124,8 +126,8 @@ class Strikes:
                 assert self._mesh is not None
                 self._mesh.cut()
                 self._mesh._cut_s = self._mesh._pipelines_cut_s = math.inf  # it does not know of it
-            case Kind.LEAVE:
-                os.kill(os.getpid(), signal.SIGTERM)
+            case Kind.LEAVE:  # of several processes, the one that has started them is told
+                os.kill(os.getppid() if "LOCAL_RANK" in os.environ else os.getpid(), signal.SIGTERM)
             case Kind.HOLD:
                 while self.newest <= fault.generation:
                     time.sleep(0.01)  # another thread hears of it

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from headrace import trainer
-from headrace.errors import ConflictError, SupersededError, UserError
+from headrace.errors import ConflictError, HeadraceError, SupersededError, UserError
 from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.session import SessionClient
 from headrace.trainer.recovery.membership_client import MembershipClient
@@ -111,6 +111,39 @@ def test_nodes_are_killed_hang_come_back_and_leave(calm, spec, join: Join, spawn
     assert names(anew[0].wait(0, TIMEOUT_S)) == "wxyz"
 
 
+def test_a_node_of_two_processes_is_there_when_both_are_and_lost_with_one(calm, spec) -> None:
+    job, pair = calm.submit(spec("pairs", steps=1)), NodesSpec()
+    pair.CopyFrom(SPEC)
+    pair.num_nodes, pair.gpus_per_node = 3, 2
+    with ExitStack() as stack:
+
+        def start(node: str, process: int) -> MembershipClient:
+            hello = NodeHello(job=job, node=node, process=process, address=f"{node}:{process}", spec=pair)
+            member = MembershipClient(calm.endpoint, hello)
+            member.open()
+            stack.callback(member.close)
+            return member
+
+        members = {(node, process): start(node, process) for process in (1, 0) for node in "abc" if (node, process) != ("c", 0)}
+        with pytest.raises(TimeoutError):
+            members["a", 0].wait(0, 0.5)
+        members["c", 0] = start("c", 0)
+        snapshot = members["a", 0].wait(0, TIMEOUT_S)
+        assert {node.name: node.address for node in snapshot.nodes} == {"a": "a:0", "b": "b:0", "c": "c:0"}
+        assert {member.wait(0, TIMEOUT_S).generation for member in members.values()} == {1}
+        members["b", 1].close()  # without a word
+        with pytest.raises(HeadraceError, match=r"node 'b' was lost \(process 1: its stream ended\): all of its processes end"):
+            members["b", 0].wait(1, TIMEOUT_S)
+        lost = members["a", 1].wait(1, TIMEOUT_S)
+        assert (names(lost), lost.change, lost.urgent) == ("ac", "b was lost (process 1: its stream ended)", 2)
+        again = [start("b", process) for process in (0, 1)]
+        assert names(members["c", 0].wait(2, TIMEOUT_S)) == "abc"
+        again[0].leave()
+        assert names(members["c", 0].wait(3, TIMEOUT_S)) == "ac"
+        again[0].close(done=True)
+        assert again[1].wait(3, TIMEOUT_S).generation == 4, "the other process has its own say"
+
+
 @pytest.mark.slow
 def test_no_node_is_lost_to_a_leading_service_that_hangs(cluster, spec, store, join: Join) -> None:
     services = cluster.start_reorders(store.url)
@@ -180,6 +213,7 @@ def test_a_node_without_a_place_ends_when_it_is_to_leave(calm, spec) -> None:
         ({"generation": 3}, "follows generation 3 of job .* start the node again"),
         ({"address": ""}, "needs a name and HOST:PORT"),
         ({"job": "nobody's"}, 'no job "nobody\'s" here'),
+        ({"process": 1}, "process 1 of node 'b', of which each has 1"),
     ],
 )
 def test_a_node_that_does_not_fit_is_told_why(calm, spec, join: Join, fields: dict[str, Any], words: str) -> None:

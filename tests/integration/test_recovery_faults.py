@@ -19,6 +19,7 @@ SELECTION = [
     "kill encoder 0 of pipeline 0 at backward 1 of step 2",
     "kill n5 at connect 1 of generation 2, a join",
     "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
+    "kill llm -1 of pipeline 0 at backward 1 of step 2, nodes of two processes",
 ]
 SLOW_SELECTION = [
     "disconnect rank 3 at updated 1 of step 4",
@@ -30,6 +31,11 @@ SLOW_SELECTION = [
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
     "kill rank 0 at save 1 of generation 1",
     "kill encoder 0 of pipeline 1 at agree 1 of generation 2 with its layers",
+    "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s, nodes of two processes",
+    "leave rank 3 at forward 1 of step 2, nodes of two processes",
+    "kill n1 at backward 1 of step 2 then hold rank 0 at begin 1 of step 3, back again, nodes of two processes",
+    "kill llm -1 of pipeline 0 at backward 1 of step 2, an llm of transformers",
+    "a join, an llm of transformers",
 ]
 CASES = [
     *(pytest.param(case, id=case.name) for case in cases() if case.name in SELECTION),

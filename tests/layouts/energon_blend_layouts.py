@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.layouts.energon_layouts import CAPTIONS, ENERGON, captioned, crude, pair, prepare, put_yaml, read_set, typed, write_set
 from tests.layouts.hf_folder_layouts import lines, put
 from tests.layouts.layout import Layout
-from tests.layouts.material import COUNT, caption, drawing
+from tests.layouts.material import COUNT, caption, drawing, picture
 from tests.layouts.plain import Sample, document, image
 
 Split = Mapping[str, Any]
@@ -82,8 +84,40 @@ def _two_halves(folder: Path) -> None:
     write_set(folder / "texts", [texts], typed("TextSample", {"text": "txt"}), key="{:03d}")
 
 
+def first_of(one: Any, two: Any) -> Any:
+    """Join two samples into the first of them."""
+    return one
+
+
 def _joined(folder: Path) -> list[Sample]:
     return [document(image(found.image), found.text) for found in read_set(folder / "mix.yaml")]
+
+
+def _keyed(folder: Path, first: int, keys: Sequence[Sequence[int]]) -> None:
+    """Write pictures with captions under the numbers `keys`, shard by shard; the captions are those of later numbers."""
+    shards = [[{"__key__": f"{key:03d}", "jpg": drawing(key), "txt": caption(first + key)} for key in shard] for shard in keys]
+    write_set(folder, shards, CAPTIONS)
+
+
+def _aligned(folder: Path) -> None:
+    _keyed(folder / "first", 0, [[0, 1], [2, 3, 4]])
+    _keyed(folder / "second", 20, [[4, 0], [7, 3]])
+    _keyed(folder / "third", 40, [[4, 3, 2], [1, 0]])
+
+
+def _two_of(*items: Mapping[str, Any]) -> Split:
+    return {"join": list(items), "joiner": {"__module__": "megatron.energon", "__class__": "CaptioningSample"}}
+
+
+def _all_captioned(folder: Path) -> list[Sample]:
+    return [captioned(found) for found in read_set(folder / "mix.yaml")]
+
+
+def _long(folder: Path) -> None:
+    """Write a data set of two shards, of which one sample is excluded."""
+    _set(folder / "long", 60, shards=2)
+    path = folder / "long" / ".nv-meta" / "split.yaml"
+    put_yaml(path, {**yaml.safe_load(path.read_text()), "exclude": ["shard_0.tar/0_001"]})
 
 
 def _crude(folder: Path) -> None:
@@ -92,6 +126,26 @@ def _crude(folder: Path) -> None:
 
 def _of_crude(folder: Path) -> list[Sample]:
     return [crude(found) for found in read_set(folder / "mix.yaml")]
+
+
+def _naming(folder: Path) -> None:
+    """Write samples that name a picture, and pictures in archives and in a folder."""
+    named = [{"json": {"image": f"0_{number:03d}.jpg", "caption": caption(number)}} for number in range(COUNT)]
+    write_set(folder / "c", [named])
+    for number in range(COUNT):
+        put(folder, f"files/0_{number:03d}.jpg", picture(number + 30))
+        put(folder, f"files/deep/{number}.jpg", picture(number + 40))
+    put(folder, "named.jsonl", lines([{"image": f"deep/{number}.jpg", "caption": caption(number)} for number in range(COUNT)]))
+    prepare(folder / "named.jsonl")
+
+
+def _with_stores(folder: Path) -> list[Sample]:
+    """Fetch the picture that each sample names from the one place under aux."""
+    samples = []
+    for found in read_set(folder / "mix.yaml"):
+        (store,) = found["stores"].values()
+        samples.append(document(image(store.get(found["json"]["image"])), found["json"]["caption"]))
+    return samples
 
 
 _JOINER = {"__module__": "megatron.energon", "__class__": "OCRSample"}
@@ -128,6 +182,37 @@ LAYOUTS = (
     blend("subset-absolute", "`subset: {range: [1, end]}`", {"path": "b", "subset": {"range": [1, "end"]}}),
     blend("join", "`join` of pictures and texts", {"join": [{"path": "pictures"}, {"path": "texts"}], "joiner": _JOINER},
         also=_two_halves, prepared=True, read=_joined),
+    blend("subset-shards", "`subset: {range: [20%, 70%]}` over two shards, with an excluded sample",
+        {"path": "long", "subset": {"range": ["20%", "70%"]}}, also=_long, read=_all_captioned),
+    blend("subset-of-subset", "a `subset` of percentages around numbers of samples",
+        {"subset": {"range": ["0%", "50%"]}, "blend": [{"path": "long", "subset": {"range": [1, 5]}}, {"path": "b"}]},
+        also=_long),
+    blend("subset-nested", "a `subset` around a `subset` of percentages",
+        {"subset": {"range": ["25%", "100%"]}, "blend_epochized": [{"path": "long", "subset": {"range": ["0%", "66.7%"]}}]},
+        also=_long, read=_all_captioned),
+    blend("subset-jsonl", "`subset` of a JSONL data set", {"path": "barns.jsonl", "subset": {"range": [1, "end"]}},
+        also=_jsonl, read=lambda folder: [document(found["json"]["text"]) for found in read_set(folder / "mix.yaml")]),
+    blend("join-skip", "`join` with `nonmatch: skip`, keys in another order",
+        _two_of({"path": "first"}, {"path": "second", "nonmatch": "skip"}), also=_aligned, prepared=True, read=_all_captioned),
+    blend("join-three", "`join` of three, in other shards",
+        _two_of({"path": "first"}, {"path": "second", "nonmatch": "skip"}, {"path": "third"}), also=_aligned, prepared=True,
+        read=_all_captioned),
+    blend("join-subset", "a `subset` of a `join`",
+        {**_two_of({"path": "first"}, {"path": "third"}), "subset": {"range": [1, 4]}}, also=_aligned, prepared=True,
+        read=_all_captioned),
+    blend("join-blend", "a `join` in a `blend`",
+        {"blend": [{"weight": 1, **_two_of({"path": "first"}, {"path": "third"})}, {"weight": 1, "path": "b"}]},
+        also=_aligned, prepared=True, read=_all_captioned),
+    blend("join-names", "a `join` by names, which only a joiner of its own takes",
+        {"join": {"one": {"path": "first"}, "two": {"path": "third"}},
+         "joiner": {"__module__": "tests.layouts.energon_blend_layouts", "__function__": "first_of"}},
+        also=_aligned, prepared=True, read=_all_captioned, refused_because="no code of a data set is run"),
+    blend("aux-set", "`aux` of archives in which pictures are that `json` names",
+        {"path": "c", "aux": {"pictures": "./a"}}, also=_naming, read=_with_stores),
+    blend("aux-folder", "`aux: filesystem://./files`", {"path": "c", "aux": {"pictures": "filesystem://./files"}},
+        also=_naming, read=_with_stores),
+    blend("aux-jsonl", "a JSONL data set with `aux: filesystem://./files`",
+        {"path": "named.jsonl", "aux": {"pictures": "filesystem://./files"}}, also=_naming, read=_with_stores),
     blend("aux", "`aux` of another data set", {"path": "c", "aux": {"pictures": "./a"}}, also=_crude, read=_of_crude),
     Layout(name="energon-jsonl", writer=ENERGON, what="a prepared JSONL data set", write=_jsonl, read=_of_jsonl,
         path="barns.jsonl"),

@@ -74,6 +74,8 @@ def read_set(path: Path, split: str = "train", *, decoded: bool = True, **option
 
     @stateless
     def cook(sample: Any, **stores: Any) -> Any:
+        if stores:
+            sample["stores"] = stores
         return sample
 
     Encoder.cookers = [Cooker(cook)]
@@ -231,12 +233,20 @@ LAYOUTS = (
         lambda found: document(*found.sequence), typed("InterleavedSample", {"sequence": "json[sequence]"})),
     energon("similarity", "`SimilarityInterleavedSample`",
         lambda i: {"jpg": drawing(i), "json": {"texts": ["See", caption(i)], "matched": [1]}},
-        lambda found: document(*found.texts),
-        typed("SimilarityInterleavedSample", {"images": "jpg", "texts": "json[texts]", "matched_text_indices": "json[matched]"}),
+        lambda found: document(f"{found.texts[0]} ", image(found.images), found.texts[1]),
+        typed("SimilarityInterleavedSample", {"images": "jpg", "texts": "json[texts]", "matched_text_indices": "json[matched]"})),
+    energon("similarity-matrix", "`SimilarityInterleavedSample` without `matched_text_indices`",
+        lambda i: {"jpg": drawing(i), "json": {"texts": ["See", caption(i)], "matrix": [[0.1, 0.3]]}},
+        lambda found: document(*found.texts, other("place", b"")),
+        typed("SimilarityInterleavedSample", {"images": "jpg", "texts": "json[texts]", "similarity_matrix": "json[matrix]"}),
         refused_because="nothing says where its pictures are"),
     energon("loader", "a `sample_loader.py`", pair, captioned, CAPTIONS, then=_with_loader,
         refused_because="no code of a data set is run"),
     energon("crude", "`CrudeWebdataset`: `jpg`, `txt`", pair, crude),
+    energon("crude-parts", "`CrudeWebdataset` with a `part_filter` of `jpg`, `txt`",
+        lambda i: {**pair(i), "seg.png": drawing(i + 50), "json": {"caption": "Other"}},
+        lambda found: document(image(found["jpg"]), _text(found["txt"]), *map(str, {"json", "seg.png"} & found.keys())),
+        {"__module__": "megatron.energon", "__class__": "CrudeWebdataset", "part_filter": ["jpg", "txt"]}),
     energon("crude-llava", "`CrudeWebdataset`: `jpg`, `json` with `conversations`",
         lambda i: {"jpg": drawing(i), "json": {"conversations": sharegpt(i)}},
         lambda found: conversation(_turns(found), image(found["jpg"]))),

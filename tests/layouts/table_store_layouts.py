@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.peers import Peer
 from tests.layouts.layout import Layout
 from tests.layouts.material import COUNT, answer, caption, drawing, messages, picture, question, sharegpt, sound
-from tests.layouts.plain import Sample, audio, conversation, dialogue, document, image, other
+from tests.layouts.plain import Part, Sample, audio, conversation, dialogue, document, image, other
 
 PANDAS = Peer(title="pandas, pyarrow", module="pandas", requirements=("pandas==2.*",))
 LITDATA = Peer(title="LitData", module="litdata", requirements=("litdata==0.2.*", "zstd"))
@@ -139,8 +139,9 @@ def _from_orc(folder: Path) -> list[Sample]:
 
 
 def stored(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row], Sample], **options: Any) -> Layout:
-    """Return the layout of a folder of LitData's chunks."""
+    """Return the layout of a folder of LitData's chunks. `as_stored`: kinds of leaves that are read as bytes."""
     others = {key: options.pop(key) for key in ("refused_because", "mapping") if key in options}
+    as_stored = options.pop("as_stored", ())
 
     def write(folder: Path) -> None:
         import litdata
@@ -150,8 +151,10 @@ def stored(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Ro
 
     def read(folder: Path) -> list[Sample]:
         import litdata
+        from litdata.streaming.serializers import BytesSerializer
 
-        found = litdata.StreamingDataset(str(folder), shuffle=False)
+        undecoded = {name: BytesSerializer() for name in as_stored}
+        found = litdata.StreamingDataset(str(folder), shuffle=False, serializers=undecoded or None)
         return [sample(found[index]) for index in range(len(found))]
 
     return Layout(name=f"litdata-{name}", writer=LITDATA, what=what, write=write, read=read, **others)
@@ -163,17 +166,27 @@ class _Rows:
     def __init__(self, row: Callable[[int], Row]) -> None:
         self._row = row
 
-    def __call__(self, number: int) -> dict[str, Any]:
-        return dict(self._row(number))
+    def __call__(self, number: int) -> Any:
+        row = self._row(number)
+        return dict(row) if isinstance(row, Mapping) else row
 
 
-def lance(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row], Sample], **options: Any) -> Layout:
-    """Return the layout of a Lance data set."""
+def lance(
+    name: str,
+    what: str,
+    row: Callable[[int], Row],
+    sample: Callable[[Row], Sample],
+    then: Callable[[Any], None] | None = None,
+    **options: Any,
+) -> Layout:
+    """Return the layout of a Lance data set; `then` changes it further."""
 
     def write(folder: Path) -> None:
         import lance as library
 
-        library.write_dataset(_table([row(number) for number in range(COUNT)]), str(folder / "barns.lance"), **options)
+        written = library.write_dataset(_table([row(number) for number in range(COUNT)]), str(folder / "barns.lance"), **options)
+        if then:
+            then(written)
 
     def read(folder: Path) -> list[Sample]:
         import lance as library
@@ -181,6 +194,27 @@ def lance(name: str, what: str, row: Callable[[int], Row], sample: Callable[[Row
         return [sample(found) for found in library.dataset(str(folder / "barns.lance")).to_table().to_pylist()]
 
     return Layout(name=f"lance-{name}", writer=LANCE, what=what, write=write, read=read, path="barns.lance")
+
+
+def _one_deleted(written: Any) -> None:
+    written.delete(f"caption = '{caption(1)}'")
+
+
+def _column_added(written: Any) -> None:
+    written.add_columns({"caption": "title"})
+    written.drop_columns(["title"])
+
+
+def _appended(written: Any) -> None:
+    import lance as library
+
+    library.write_dataset(_table([_pair(number) for number in range(20, 22)]), written.uri, mode="append")
+
+
+def _overwritten(written: Any) -> None:
+    import lance as library
+
+    library.write_dataset(_table([_pair(number) for number in range(30, 32)]), written.uri, mode="overwrite")
 
 
 def _chat(row: Row) -> Sample:
@@ -218,6 +252,36 @@ LAYOUTS = (
     stored("text", "`text` alone", lambda i: {"text": caption(i)}, lambda row: document(row["text"])),
     stored("chunks", "a row a chunk", _pair, _captioned, chunk_bytes="1KB"),
     stored("zstd", "packed with zstd", _pair, _captioned, compression="zstd"),
+    stored("jpeg-zstd", "`image` as a JPEG image, packed with zstd in batches",
+        lambda i: {"image": _opened(i), "caption": caption(i)}, _captioned, compression="zstd", compression_batch_size=2,
+        as_stored=("jpeg",)),
+    stored("jpeg-zstd-sample", "a JPEG image, each sample packed with zstd",
+        lambda i: {"image": _opened(i), "caption": caption(i)}, _captioned, compression="zstd", compression_level="sample",
+        as_stored=("jpeg",)),
+    stored("jpeg-zstd-chunk", "a JPEG image, whole chunks packed with zstd",
+        lambda i: {"image": _opened(i), "caption": caption(i)}, _captioned, compression="zstd:9", compression_level="chunk",
+        as_stored=("jpeg",)),
+    stored("llava", "`image: bytes`, `conversations` as a list of objects",
+        lambda i: {"image": picture(i), "conversations": sharegpt(i)}, _chat),
+    stored("pil-llava", "a PIL image, `conversations`, numbers", lambda i: {"image": drawing(i), "conversations": sharegpt(i),
+            "score": i / 3, "number": i, "good": i % 2 == 0}, _chat),
+    stored("several", "`images` as a list of JPEG images, `messages`",
+        lambda i: {"images": [_opened(i), _opened(i + 20)], "messages": messages(i, "<image><image>")},
+        lambda row: conversation([(turn["role"], turn["content"]) for turn in row["messages"]], *_unlisted(row["images"])),
+        as_stored=("jpeg_array",)),
+    stored("image-file", "`litdata.Image`, an audio file by `litdata.Audio`",
+        lambda i: {"image": _medium("Image", picture(i)), "audio": _medium("Audio", sound(i)), "text": caption(i)},
+        lambda row: document(image(row["image"]), audio(row["audio"]), row["text"]), as_stored=("image", "audio")),
+    stored("nested", "texts and numbers below `meta`", lambda i: {"image": drawing(i), "meta": {"caption": caption(i), "n": i}},
+        lambda row: document(image(row["image"]), row["meta"]["caption"]), mapping={"text": "meta.caption"}),
+    stored("tuple", "a tuple of a picture and a caption", lambda i: (drawing(i), caption(i)),
+        lambda row: document(image(row[0]), row[1]), mapping={"images": "0", "text": "1"}),
+    stored("array", "a column of an array beside `image`, `caption`",
+        lambda i: {"image": drawing(i), "caption": caption(i), "boxes": _tensor(i).reshape(3, 1).float()}, _captioned),
+    stored("pickle", "an unused column that LitData pickles", lambda i: {"image": drawing(i), "caption": caption(i), "extra": 1j},
+        _captioned, mapping={"ignore": ["extra"]}),
+    stored("qa-zstd", "`question`, `answer`, packed with zstd", lambda i: {"question": question(i), "answer": answer(i)},
+        lambda row: dialogue([row["question"]], row["answer"]), compression="zstd"),
     stored("qa", "`question`, `answer`", lambda i: {"question": question(i), "answer": answer(i)},
         lambda row: dialogue([row["question"]], row["answer"])),
     stored("tokens", "tokens, as LitGPT makes them", lambda i: {"tokens": _tensor(i)},
@@ -225,6 +289,14 @@ LAYOUTS = (
     lance("caption", "`image: binary`, `caption`", _pair, _captioned),
     lance("llava", "`image: binary`, `conversations`", lambda i: {"image": picture(i), "conversations": sharegpt(i)}, _chat),
     lance("fragments", "a row a fragment", _pair, _captioned, max_rows_per_file=1),
+    lance("audio", "`audio: binary`, `text`", lambda i: {"audio": sound(i), "text": caption(i)},
+        lambda row: document(audio(row["audio"]), row["text"])),
+    lance("deleted", "a row that is deleted", _pair, _captioned, then=_one_deleted),
+    lance("column", "a column that was added", lambda i: {"image": picture(i), "title": caption(i)}, _captioned,
+        then=_column_added),
+    lance("versions", "rows that were appended, in a newer version", _pair, _captioned, then=_appended),
+    lance("overwritten", "rows of an older version beside", _pair, _captioned, then=_overwritten),
+    lance("legacy", "files of the first version of the format", _pair, _captioned, data_storage_version="legacy"),
     lance("text", "`text` alone", lambda i: {"text": caption(i)}, lambda row: document(row["text"])),
 )  # fmt: skip
 
@@ -242,6 +314,29 @@ def _scalars(number: int) -> dict[str, Any]:
         "good": number % 2 == 0,
         "none": None,
     }
+
+
+def _opened(number: int) -> Any:
+    import io
+
+    from PIL import Image
+
+    return Image.open(io.BytesIO(picture(number)))
+
+
+def _medium(kind: str, data: bytes) -> Any:
+    import litdata.types
+
+    return getattr(litdata.types, kind)(bytes=data)
+
+
+def _unlisted(data: bytes) -> list[Part]:
+    """Return the pictures of LitData's list of JPEG images: their number, their sizes, the images."""
+    import numpy as np
+
+    count = int.from_bytes(data[:4], "little")
+    ends = np.cumsum(np.frombuffer(data, "<u4", count, 4)) + 4 * (count + 1)
+    return [image(data[start:end]) for start, end in zip([4 * (count + 1), *ends], ends, strict=False)]
 
 
 def _tensor(number: int) -> Any:

@@ -79,7 +79,7 @@ def _shares(spec: JobSpec) -> list[Any]:
     """Return each data set's share of a mixture, as pseudo-samples: no reading of single sources gives them."""
     parts: dict[str, float] = defaultdict(float)
     for source in spec.sources:
-        parts[posixpath.basename(source.path.partition("#")[0])] += source.weight or 1.0
+        parts[posixpath.basename(source.path.partition("#")[0])] += source.weight or source.repetitions or 1.0
     return [[_SHARE, name, round(value / sum(parts.values()), 6)] for name, value in parts.items()]
 
 

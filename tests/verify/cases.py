@@ -62,7 +62,9 @@ ACTIVATIONS = ("kept", "recomputed")
 """`recomputed`: with activation checkpointing, in all units but `encoder`, which has none."""
 HEADS = ("tied", "untied")
 """Whether the LLM's head is its embedding or a matrix of its own."""
-PRECISIONS = ("float32", "bfloat16")
+HALF_RESIDUAL = "bfloat16 residual"
+PRECISIONS = ("float32", "bfloat16", HALF_RESIDUAL)
+"""HALF_RESIDUAL: matrix products in bfloat16, and the residual stream too, in all units but `encoder`."""
 MOST_PROCESSES = 7
 
 
@@ -89,8 +91,22 @@ class Case:
         """The document that a user would write."""
         degrees, frozen = DEGREES[self.degrees], frozen_in(self.units, self.frozen)
         recomputed = {unit: self.activations == "recomputed" and unit != ENCODER for unit in self.units}
-        units = {unit: {**of_kind(degrees, unit), **frozen[unit], "checkpointing": recomputed[unit]} for unit in self.units}
+        whole = {unit: self.precision != HALF_RESIDUAL or unit == ENCODER for unit in self.units}
+        units = {
+            unit: {
+                **of_kind(degrees, unit),
+                **frozen[unit],
+                "checkpointing": recomputed[unit],
+                "fp32_residual_connection": whole[unit],
+            }
+            for unit in self.units
+        }
         return {**SCHEDULES[self.schedule], "units": units}
+
+    @property
+    def dtype(self) -> str:
+        """Of matrix products."""
+        return self.precision.split()[0]
 
     @property
     def has_audio(self) -> bool:

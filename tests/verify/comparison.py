@@ -69,15 +69,15 @@ def differences(
         [plan.to_json() for plan in plans],
         case.has_audio,
         LEARNING_RATE,
-        dtype=case.precision,
+        dtype=case.dtype,
         max_grad_norm=CLIPPING[case.clipping],
         tied=case.head == "tied",
         packs=packs,
         pack_tokens=pack_tokens,
         transport=transport,
     )
-    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.precision)
-    return compare(processes.run(order), *whole, TOLERANCES[case.precision])
+    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype)
+    return compare(processes.run(order), *whole, TOLERANCES[case.dtype])
 
 
 def compare(

@@ -152,7 +152,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             loaded = importlib.import_module(f"headrace.cli.{module}")
             loaded.add_arguments(sub)
             sub.set_defaults(run=loaded.run)
-    return parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
+    parsed.arguments = arguments  # for a command that starts itself again
+    return parsed
 
 
 def _remedy(command: str) -> str:

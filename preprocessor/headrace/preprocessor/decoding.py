@@ -28,9 +28,7 @@ from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
 from headrace.sample import SCHEMA, Probe, SampleRef
 from headrace.source_spec import SourceSpec
-from headrace.spec import JobSpec
-
-_DURATION_SLACK_S = 0.5  # durations in manifests are rounded, and those of MP3 are often guessed
+from headrace.spec import AudioSpec, JobSpec
 
 MediaArrays = tuple[NDArray[np.uint8], NDArray[np.float16]]
 """Two arrays that several samples share: their patches, (P, 3 * patch * patch), and their mel frames, (F, mel_bins)."""
@@ -74,17 +72,6 @@ class LoadedSample:
     def images(self) -> tuple[bytes, ...]:
         """The image files, in the order of the sample."""
         return tuple(segment.data for segment in self.sample.segments if isinstance(segment, Image))
-
-    def check_whole(self, recording_frames: Sequence[int], hop_s: float) -> None:
-        """Raise BadSampleError (schema_error) if a record means only a part of a recording of so many mel frames."""
-        said = [segment.said_seconds for segment in self.sample.segments if isinstance(segment, Audio)]
-        for seconds, frames in zip(said, recording_frames, strict=True):
-            if seconds is not None and frames * hop_s > seconds + _DURATION_SLACK_S:
-                raise BadSampleError(
-                    Reason.SCHEMA_ERROR,
-                    f"a duration of {seconds:g} s is said of a recording of {frames * hop_s:.1f} s, and parts of recordings are "
-                    "not read: cut it, or list 'duration' under the mapping's ignore where all of it is meant",
-                )
 
     @property
     def recordings(self) -> tuple[bytes, ...]:
@@ -166,13 +153,13 @@ class SampleProcessor:
     def load(self, record: Record, source: SourceSpec) -> LoadedSample:
         """Read a record's media files into memory. Raises BadSampleError."""
         filtering.check_fields(record.fields, source.filter)
-        return LoadedSample(sample=to_sample(record, source.mapping), filter=source.filter)
+        sample = to_sample(record, source.mapping).with_recordings(lambda recording: cut_out(recording, self._audio))
+        return LoadedSample(sample=sample, filter=source.filter)
 
     def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         grids = tuple(image.probe(data, self._image) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
-        loaded.check_whole(frames, self._audio.hop_s)
         pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
         of_pieces = tuple(count for of_file in pieces for count in of_file)
         sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)
@@ -267,6 +254,11 @@ class SampleProcessor:
         return self._template.render(
             sample, [next(image_tokens if isinstance(segment, Image) else audio_tokens) for segment in order]
         )
+
+
+def cut_out(recording: Audio, spec: AudioSpec) -> Audio:
+    """Return the part of a recording that a record means, as a recording of its own. Raises BadSampleError."""
+    return recording if recording.part is None else Audio(data=audio.cut(recording.data, *recording.part, spec))
 
 
 def probe_of(name: str, sizes: Sizes) -> Probe:

@@ -62,7 +62,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 0.2  # first pause after a broken connection; doubles up to RECONNECT_MAX_S
 RECONNECT_MAX_S = 0.5
 REFUSED_S = 2.0  # pause after an error that a user must fix first, such as a missing token
-ORDER_THREADS = 4  # threads that list, index and probe
+ORDER_THREADS = 8  # threads that list, index and probe: mostly they wait for disks and servers
 GOODBYE_S = 0.2  # how long a leaving preprocessor waits for the end of its stream
 
 
@@ -228,8 +228,9 @@ class Engine:
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
-        shards = await in_thread(self._order_threads, list_shards, job.spec)
-        processor = await in_thread(self._order_threads, lambda: job.processor)
+        shards, processor = await asyncio.gather(
+            in_thread(self._order_threads, list_shards, job.spec), in_thread(self._order_threads, lambda: job.processor)
+        )
         for start in range(0, len(shards), PAGE_SHARDS):
             of_page = enumerate(shards[start : start + PAGE_SHARDS], start)
             page = fleet_pb2.ShardsListed(lease=order.lease, shards=[shard_message(number, shard) for number, shard in of_page])

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from headrace.errors import DatasetError
 from headrace.manifest import MAX_SHARD_ROWS, ShardInfo, Shards
 from headrace.observability import metrics
+from headrace.preprocessor import reading_ahead
 from headrace.preprocessor.decoding import (
     LoadedPart,
     LoadedSample,
@@ -35,7 +36,7 @@ from headrace.preprocessor.payload.part import Payload
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.sources import Record, Shard, open_shard
-from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.sources.blob import BlobCache, is_remote
 from headrace.preprocessor.sources.open_shards import OpenShards
 from headrace.printable import sendable
 from headrace.quarantine import BadSampleError, Reason, Rejected, rejection_of_killer
@@ -135,8 +136,9 @@ class JobWork:
         """
         good: list[tuple[int, Probe]] = []
         rejected: list[Rejected] = []
-        for ref in refs:
-            loaded = self._loaded(ref, killed)
+        for ref, loaded in self._load_all(
+            refs, lambda ref: self._loaded(ref, killed), is_read=lambda ref: ref.sample_id not in killed
+        ):
             sizes = self._size(ref, loaded)
             if isinstance(sizes, Rejected):
                 rejected.append(sizes)
@@ -159,10 +161,15 @@ class JobWork:
         `killed`: sample id -> number of preprocessors that died while working on it; such a sample is rejected unread. Samples in
         `left_out` are not read either. Raises DatasetError, OSError or MemoryError if a shard cannot be read here.
         """
-        read = {
-            ref: left_out.get(ref.sample_id) or self._in_memory(ref, killed)
-            for ref in sorted(refs, key=lambda ref: (ref.shard, ref.row))
-        }
+
+        def load(ref: SampleRef) -> LoadedSample | Rejected:
+            return left_out.get(ref.sample_id) or self._in_memory(ref, killed)
+
+        def is_read(ref: SampleRef) -> bool:
+            is_kept = self._media is not None and self._media.has(self.name, ref)
+            return not (is_kept or ref.sample_id in killed or ref.sample_id in left_out)
+
+        read = dict(self._load_all(sorted(refs, key=lambda ref: (ref.shard, ref.row)), load, is_read))
         return LoadedPart(samples={ref: read[ref] for ref in refs})
 
     def decode(self, part: LoadedPart, writer: PayloadWriter) -> Payload:
@@ -234,6 +241,34 @@ class JobWork:
         for slot in self._open_shards.remove_job(self):
             if slot.shard is not None:
                 slot.shard.close()
+
+    def _load_all(
+        self,
+        refs: Sequence[SampleRef],
+        load: Callable[[SampleRef], LoadedSample | Rejected],
+        is_read: Callable[[SampleRef], bool],
+    ) -> Iterator[tuple[SampleRef, LoadedSample | Rejected]]:
+        """Yield each sample loaded, in order; remote ones side by side. `is_read`: whether `load` reads a sample at all."""
+        rows: dict[int, list[int]] = {}
+        for ref in refs:
+            if is_remote(self.shards[ref.shard].url) and is_read(ref):
+                rows.setdefault(ref.shard, []).append(ref.row)
+        if not rows:
+            yield from ((ref, load(ref)) for ref in refs)
+            return
+
+        def ask(shard: int) -> None:
+            with contextlib.suppress(Exception):  # told by reading
+                self._shard(shard).prefetch(rows[shard])
+
+        asked = {shard: reading_ahead.Begun(partial(ask, shard)) for shard in rows}
+
+        def load_asked(ref: SampleRef) -> LoadedSample | Rejected:
+            if ref.shard in asked:
+                asked[ref.shard].result()
+            return load(ref)
+
+        yield from reading_ahead.in_order(refs, load_asked)
 
     def _attempt(self, ref: SampleRef, work: Callable[[Record, SourceSpec], _T]) -> _T | Rejected:
         """Read one record and do `work` on it, with errors handled by `_guarded`."""

@@ -81,6 +81,10 @@ CACHE_REQUESTS = Counter(
 CACHE_DOWNLOADED_BYTES = Counter(
     "headrace_preprocessor_cache_downloaded_bytes_total", "Downloaded into the cache.", registry=PREPROCESSOR
 )
+RANGE_REQUESTS = Counter(
+    "headrace_preprocessor_range_requests_total", "Ranges read of remote shards that are not cached.", registry=PREPROCESSOR
+)
+RANGE_BYTES = Counter("headrace_preprocessor_range_bytes_total", "Bytes of these ranges.", registry=PREPROCESSOR)
 CACHE_EVICTIONS = Counter(
     "headrace_preprocessor_cache_evictions_total", "Shards removed from the cache for room.", registry=PREPROCESSOR
 )

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/membership.proto\x12\x0bheadrace.v1\"\xec\x01\n\x0bNodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.v1.NodeHelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.NodeHeartbeatH\x00\x12#\n\x05leave\x18\x03 \x01(\x0b\x32\x12.headrace.v1.LeaveH\x00\x12+\n\trecovered\x18\x04 \x01(\x0b\x32\x16.headrace.v1.RecoveredH\x00\x12&\n\x07\x63ut_off\x18\x05 \x01(\x0b\x32\x13.headrace.v1.CutOffH\x00\x42\t\n\x07message\"\x82\x01\n\tNodeHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.headrace.v1.NodesSpec\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\"\x9d\x01\n\tNodesSpec\x12\x11\n\tnum_nodes\x18\x01 \x01(\x05\x12\x14\n\x0cmax_failures\x18\x02 \x01(\x05\x12\x18\n\x10num_microbatches\x18\x03 \x01(\x05\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ModelProfile\x12\x0f\n\x07on_loss\x18\x05 \x01(\t\x12\x10\n\x08training\x18\x06 \x01(\t\"r\n\x0cModelProfile\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.headrace.v1.UnitLayers\x12\x0f\n\x07seconds\x18\x02 \x03(\x01\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\".\n\nUnitLayers\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\"\x0f\n\rNodeHeartbeat\"\x15\n\x05Leave\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\"\x9c\x01\n\tRecovered\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\"\n\x06phases\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Phase\x12\x0e\n\x06\x63hange\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\t\x12)\n\tformation\x18\x06 \x01(\x0b\x32\x16.headrace.v1.Formation\"]\n\tFormation\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x12\n\nfirst_step\x18\x02 \x01(\x03\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\"\x1c\n\x06\x43utOff\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xbe\x01\n\x08Snapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.headrace.v1.Node\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\x12\x13\n\x0b\x61t_step_end\x18\x04 \x01(\x08\x12\x0e\n\x06\x63hange\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0e\n\x06urgent\x18\x07 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\t\"%\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"P\n\x08Pipeline\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PipelineStage\x12\x18\n\x10num_microbatches\x18\x02 \x01(\x05\"S\n\rPipelineStage\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\x05\x12\x11\n\tend_layer\x18\x04 \x01(\x05\x32I\n\nMembership\x12;\n\x04Join\x12\x18.headrace.v1.NodeMessage\x1a\x15.headrace.v1.Snapshot(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/v1/membership.proto\x12\x0bheadrace.v1\"\xec\x01\n\x0bNodeMessage\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.headrace.v1.NodeHelloH\x00\x12/\n\theartbeat\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.NodeHeartbeatH\x00\x12#\n\x05leave\x18\x03 \x01(\x0b\x32\x12.headrace.v1.LeaveH\x00\x12+\n\trecovered\x18\x04 \x01(\x0b\x32\x16.headrace.v1.RecoveredH\x00\x12&\n\x07\x63ut_off\x18\x05 \x01(\x0b\x32\x13.headrace.v1.CutOffH\x00\x42\t\n\x07message\"\x93\x01\n\tNodeHello\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\ngeneration\x18\x04 \x01(\x03\x12$\n\x04spec\x18\x05 \x01(\x0b\x32\x16.headrace.v1.NodesSpec\x12\x0f\n\x07leaving\x18\x06 \x01(\x08\x12\x0f\n\x07process\x18\x07 \x01(\x05\"\xb4\x01\n\tNodesSpec\x12\x11\n\tnum_nodes\x18\x01 \x01(\x05\x12\x14\n\x0cmax_failures\x18\x02 \x01(\x05\x12\x18\n\x10num_microbatches\x18\x03 \x01(\x05\x12*\n\x07profile\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ModelProfile\x12\x0f\n\x07on_loss\x18\x05 \x01(\t\x12\x10\n\x08training\x18\x06 \x01(\t\x12\x15\n\rgpus_per_node\x18\x07 \x01(\x05\"r\n\x0cModelProfile\x12&\n\x05units\x18\x01 \x03(\x0b\x32\x17.headrace.v1.UnitLayers\x12\x0f\n\x07seconds\x18\x02 \x03(\x01\x12\x13\n\x0blayer_bytes\x18\x03 \x03(\x03\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x03\".\n\nUnitLayers\x12\x0c\n\x04unit\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\"\x0f\n\rNodeHeartbeat\"\x15\n\x05Leave\x12\x0c\n\x04\x64one\x18\x01 \x01(\x08\"\x9c\x01\n\tRecovered\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\"\n\x06phases\x18\x03 \x03(\x0b\x32\x12.headrace.v1.Phase\x12\x0e\n\x06\x63hange\x18\x04 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x05 \x01(\t\x12)\n\tformation\x18\x06 \x01(\x0b\x32\x16.headrace.v1.Formation\"]\n\tFormation\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\x12\n\nfirst_step\x18\x02 \x01(\x03\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\"\x1c\n\x06\x43utOff\x12\x12\n\ngeneration\x18\x01 \x01(\x03\"&\n\x05Phase\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\xbe\x01\n\x08Snapshot\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12 \n\x05nodes\x18\x02 \x03(\x0b\x32\x11.headrace.v1.Node\x12(\n\tpipelines\x18\x03 \x03(\x0b\x32\x15.headrace.v1.Pipeline\x12\x13\n\x0b\x61t_step_end\x18\x04 \x01(\x08\x12\x0e\n\x06\x63hange\x18\x05 \x01(\t\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x0e\n\x06urgent\x18\x07 \x01(\x03\x12\x0e\n\x06\x63hoice\x18\x08 \x01(\t\"%\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\"P\n\x08Pipeline\x12*\n\x06stages\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PipelineStage\x12\x18\n\x10num_microbatches\x18\x02 \x01(\x05\"d\n\rPipelineStage\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0c\n\x04unit\x18\x02 \x01(\t\x12\x13\n\x0b\x66irst_layer\x18\x03 \x01(\x05\x12\x11\n\tend_layer\x18\x04 \x01(\x05\x12\x0f\n\x07process\x18\x05 \x01(\x05\x32I\n\nMembership\x12;\n\x04Join\x12\x18.headrace.v1.NodeMessage\x1a\x15.headrace.v1.Snapshot(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEMESSAGE']._serialized_start=46
   _globals['_NODEMESSAGE']._serialized_end=282
   _globals['_NODEHELLO']._serialized_start=285
-  _globals['_NODEHELLO']._serialized_end=415
-  _globals['_NODESSPEC']._serialized_start=418
-  _globals['_NODESSPEC']._serialized_end=575
-  _globals['_MODELPROFILE']._serialized_start=577
-  _globals['_MODELPROFILE']._serialized_end=691
-  _globals['_UNITLAYERS']._serialized_start=693
-  _globals['_UNITLAYERS']._serialized_end=739
-  _globals['_NODEHEARTBEAT']._serialized_start=741
-  _globals['_NODEHEARTBEAT']._serialized_end=756
-  _globals['_LEAVE']._serialized_start=758
-  _globals['_LEAVE']._serialized_end=779
-  _globals['_RECOVERED']._serialized_start=782
-  _globals['_RECOVERED']._serialized_end=938
-  _globals['_FORMATION']._serialized_start=940
-  _globals['_FORMATION']._serialized_end=1033
-  _globals['_CUTOFF']._serialized_start=1035
-  _globals['_CUTOFF']._serialized_end=1063
-  _globals['_PHASE']._serialized_start=1065
-  _globals['_PHASE']._serialized_end=1103
-  _globals['_SNAPSHOT']._serialized_start=1106
-  _globals['_SNAPSHOT']._serialized_end=1296
-  _globals['_NODE']._serialized_start=1298
-  _globals['_NODE']._serialized_end=1335
-  _globals['_PIPELINE']._serialized_start=1337
-  _globals['_PIPELINE']._serialized_end=1417
-  _globals['_PIPELINESTAGE']._serialized_start=1419
-  _globals['_PIPELINESTAGE']._serialized_end=1502
-  _globals['_MEMBERSHIP']._serialized_start=1504
-  _globals['_MEMBERSHIP']._serialized_end=1577
+  _globals['_NODEHELLO']._serialized_end=432
+  _globals['_NODESSPEC']._serialized_start=435
+  _globals['_NODESSPEC']._serialized_end=615
+  _globals['_MODELPROFILE']._serialized_start=617
+  _globals['_MODELPROFILE']._serialized_end=731
+  _globals['_UNITLAYERS']._serialized_start=733
+  _globals['_UNITLAYERS']._serialized_end=779
+  _globals['_NODEHEARTBEAT']._serialized_start=781
+  _globals['_NODEHEARTBEAT']._serialized_end=796
+  _globals['_LEAVE']._serialized_start=798
+  _globals['_LEAVE']._serialized_end=819
+  _globals['_RECOVERED']._serialized_start=822
+  _globals['_RECOVERED']._serialized_end=978
+  _globals['_FORMATION']._serialized_start=980
+  _globals['_FORMATION']._serialized_end=1073
+  _globals['_CUTOFF']._serialized_start=1075
+  _globals['_CUTOFF']._serialized_end=1103
+  _globals['_PHASE']._serialized_start=1105
+  _globals['_PHASE']._serialized_end=1143
+  _globals['_SNAPSHOT']._serialized_start=1146
+  _globals['_SNAPSHOT']._serialized_end=1336
+  _globals['_NODE']._serialized_start=1338
+  _globals['_NODE']._serialized_end=1375
+  _globals['_PIPELINE']._serialized_start=1377
+  _globals['_PIPELINE']._serialized_end=1457
+  _globals['_PIPELINESTAGE']._serialized_start=1459
+  _globals['_PIPELINESTAGE']._serialized_end=1559
+  _globals['_MEMBERSHIP']._serialized_start=1561
+  _globals['_MEMBERSHIP']._serialized_end=1634
 # @@protoc_insertion_point(module_scope)

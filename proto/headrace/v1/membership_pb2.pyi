@@ -21,36 +21,40 @@ class NodeMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[NodeHello, _Mapping]] = ..., heartbeat: _Optional[_Union[NodeHeartbeat, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ..., recovered: _Optional[_Union[Recovered, _Mapping]] = ..., cut_off: _Optional[_Union[CutOff, _Mapping]] = ...) -> None: ...
 
 class NodeHello(_message.Message):
-    __slots__ = ("job", "node", "address", "generation", "spec", "leaving")
+    __slots__ = ("job", "node", "address", "generation", "spec", "leaving", "process")
     JOB_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     job: str
     node: str
     address: str
     generation: int
     spec: NodesSpec
     leaving: bool
-    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[NodesSpec, _Mapping]] = ..., leaving: _Optional[bool] = ...) -> None: ...
+    process: int
+    def __init__(self, job: _Optional[str] = ..., node: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., spec: _Optional[_Union[NodesSpec, _Mapping]] = ..., leaving: _Optional[bool] = ..., process: _Optional[int] = ...) -> None: ...
 
 class NodesSpec(_message.Message):
-    __slots__ = ("num_nodes", "max_failures", "num_microbatches", "profile", "on_loss", "training")
+    __slots__ = ("num_nodes", "max_failures", "num_microbatches", "profile", "on_loss", "training", "gpus_per_node")
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     MAX_FAILURES_FIELD_NUMBER: _ClassVar[int]
     NUM_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     ON_LOSS_FIELD_NUMBER: _ClassVar[int]
     TRAINING_FIELD_NUMBER: _ClassVar[int]
+    GPUS_PER_NODE_FIELD_NUMBER: _ClassVar[int]
     num_nodes: int
     max_failures: int
     num_microbatches: int
     profile: ModelProfile
     on_loss: str
     training: str
-    def __init__(self, num_nodes: _Optional[int] = ..., max_failures: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., on_loss: _Optional[str] = ..., training: _Optional[str] = ...) -> None: ...
+    gpus_per_node: int
+    def __init__(self, num_nodes: _Optional[int] = ..., max_failures: _Optional[int] = ..., num_microbatches: _Optional[int] = ..., profile: _Optional[_Union[ModelProfile, _Mapping]] = ..., on_loss: _Optional[str] = ..., training: _Optional[str] = ..., gpus_per_node: _Optional[int] = ...) -> None: ...
 
 class ModelProfile(_message.Message):
     __slots__ = ("units", "seconds", "layer_bytes", "memory_bytes")
@@ -159,13 +163,15 @@ class Pipeline(_message.Message):
     def __init__(self, stages: _Optional[_Iterable[_Union[PipelineStage, _Mapping]]] = ..., num_microbatches: _Optional[int] = ...) -> None: ...
 
 class PipelineStage(_message.Message):
-    __slots__ = ("rank", "unit", "first_layer", "end_layer")
+    __slots__ = ("rank", "unit", "first_layer", "end_layer", "process")
     RANK_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     FIRST_LAYER_FIELD_NUMBER: _ClassVar[int]
     END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     unit: str
     first_layer: int
     end_layer: int
-    def __init__(self, rank: _Optional[int] = ..., unit: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ...) -> None: ...
+    process: int
+    def __init__(self, rank: _Optional[int] = ..., unit: _Optional[str] = ..., first_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., process: _Optional[int] = ...) -> None: ...

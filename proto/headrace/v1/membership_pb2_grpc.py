@@ -45,8 +45,9 @@ class MembershipServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request_iterator, context):
-        """The stream of one node. The node is a member while the stream lasts and carries a message from it at least once a second. The
-        service sends a message as often: a snapshot of generation 0 only says that it is alive.
+        """The stream of one process of a node. The node is a member once all of its processes have a stream, while each of them lasts
+        and carries a message from it at least once a second. The service sends a message as often: a snapshot of generation 0 only
+        says that it is alive.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

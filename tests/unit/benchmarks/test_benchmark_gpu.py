@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import recompiles
 from benchmarks.gpu.__main__ import CHECKS, TOTAL_S, main
 from benchmarks.gpu.host_waits_of_step import LISTED, place_of
 from benchmarks.gpu.idle_share import idle_share
@@ -154,3 +155,8 @@ def test_the_cpu_form_runs_every_check_and_leaves_the_gpus_figures_alone(
     assert EMULATED.removesuffix(":") in report["machine"]["device"]
     assert {row["section"] for row in report["rows"]} == {CPU.title(check.title) for check in CHECKS}
     assert [row for row in report["rows"] if row["ok"] is False] == []
+
+
+def test_a_compiled_block_is_compiled_anew_once_and_not_for_every_microbatch() -> None:
+    (row,) = recompiles.measure(CPU)
+    assert row.value <= 1

@@ -62,6 +62,8 @@ class Gated:
         assert self.gates[name].wait(PATIENCE_S)
         return LocalBlob(self._files[name].open("rb"), url)
 
+    open_in_parts = open
+
 
 @pytest.fixture
 def tar(write_tar: Callable[..., Path], jpeg: bytes) -> Path:

@@ -90,10 +90,11 @@ def warn_unproven(device_type: str, world_size: int) -> None:
         )
 
 
-def check_nodes(device_type: str) -> None:
-    """Raise UserError for nodes of a recoverable job on GPUs: they use gloo, which would take GPU addresses for host memory."""
+def warn_staged_nodes(device_type: str) -> None:
+    """Log a warning for nodes of a recoverable job on GPUs: their tensors go through host memory, which no GPU has run yet."""
     if device_type != "cpu":
-        raise UserError(
-            f"nodes that may be lost exchange tensors in host memory, which those of a {device_type} device are not in: "
-            "train them with --device cpu, or without --nodes"
+        log.warning(
+            "nodes that may be lost exchange tensors by gloo, through host memory, which is slower than NCCL and has run with an "
+            "emulated device only; if it fails, --device cpu goes on %s",
+            pairs(device=device_type),
         )

@@ -12,9 +12,10 @@ import tempfile
 import threading
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import BinaryIO, cast
 
-from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, filesystem, local_path, open_blob, unreadable_error
+from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, filesystem, is_remote, open_blob, unreadable_error
 from headrace.preprocessor.sources.cache import default_cache
 from headrace.preprocessor.sources.download import Retry
 
@@ -25,11 +26,6 @@ _IN_ORDER = (".tar", ".tar.gz", ".tgz", ".jsonl", ".ndjson", ".jsonl.gz")
 """Formats without an index, whose first samples are in their first bytes."""
 _READ_WHOLE = (".gz", ".zst", ".zstd", ".bz2", ".br", ".snappy", ".json", ".csv", ".tsv")
 """Packed files and formats of text of which nothing can be read without all that is in front of it, or behind it."""
-
-
-def is_remote(url: str) -> bool:
-    """Whether a shard has to be fetched from a server."""
-    return local_path(url) is None and not url.startswith("memory://")
 
 
 class Beginnings:
@@ -56,6 +52,14 @@ class Beginnings:
         if url.endswith(_READ_WHOLE):
             file.fetch_whole()
         return file
+
+    def open_in_parts(self, url: str) -> Blob:
+        """Open the same: nothing is fetched before it is read."""
+        return self.open(url)
+
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:  # noqa: ARG002 - of few samples each is read once
+        """Return a medium that a row names."""
+        return read()
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open what was made of a file under `key`, as the shard cache does."""

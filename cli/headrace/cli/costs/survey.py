@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.cli.costs.remote_beginnings import Beginnings, is_remote
+from headrace.cli.costs.remote_beginnings import Beginnings
 from headrace.cli.costs.sample_choice import Choice, choose_beginnings, choose_evenly
 from headrace.cli.progress_bar import ProgressBar
 from headrace.preprocessor import image
@@ -22,6 +22,7 @@ from headrace.preprocessor.records.names_used import names_used
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Text
 from headrace.preprocessor.sources import list_shards
+from headrace.preprocessor.sources.blob import is_remote
 from headrace.quarantine import Reason, Rejected
 from headrace.sample import Probe, SampleRef
 from headrace.source_spec import SourceSpec

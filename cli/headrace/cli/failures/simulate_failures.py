@@ -49,8 +49,8 @@ DRAWN_HOURS = 12.0  # default length of a drawn trace, as in Oobleck's evaluatio
 DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096, "patches": 4096}  # gpu_memory: 60 of 80 GB
 # Field of Assumptions -> flag, factor from the flag's unit to the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
-    "rebuild_s": ("--rebuild", 1.0, "s for new process groups; with gloo 0.04 s were measured (default: 0.5)"),
-    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, measured (default: 0.36)"),
+    "rebuild_s": ("--rebuild", 1.0, "s until new process groups stand, as measured of six nodes (default: 0.16)"),
+    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, as measured (default: 0.8)"),
     "horizon_s": ("--horizon", 1.0, "s in which faster pipelines must pay for what headrace copies more (default: 300)"),
     "detect_s": ("--detect", 1.0, "s until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
     "restart_s": ("--restart", 1.0, "s to start all processes again; torchrun's on one machine was measured (default: 2.53)"),
@@ -59,6 +59,10 @@ _ASSUMED: dict[str, tuple[str, float, str]] = {
     "save_every": ("--save-every", 1.0, "steps between checkpoints, as in Oobleck's evaluation (default: 10)"),
     "torchft_s": ("--torchft", 1.0, "s from a kill to torchft's next commit, measured (default: 5.07; tuned: 0.49)"),
 }
+
+
+_MEASURED = ("copy_bytes_per_s", "rebuild_s")
+MEASURED_WHERE = "by `make bench-recovery`, between processes of one machine of two cores: --copy-rate and --rebuild take yours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -160,13 +164,14 @@ def run(args: argparse.Namespace) -> int:
     for each in runs:
         if each.stopped:
             print(f"{each.name} stops {each.stopped}", file=sys.stderr)
-    report = _report(trace, job, bound, runs)
+    report = _report(trace, job, bound, runs) | {"assumed": _assumed_costs(args, assumed)}
     if not args.no_picture:
         report["picture"] = _draw(args, trace, job, bound, runs)
     if args.format == "json":
         print(json.dumps(report))
     else:
         print_uncut(_table(report))
+        print(_say_costs(report["assumed"]))
         if not args.no_picture:
             print(f"picture in {args.out}")
     return 0
@@ -242,6 +247,23 @@ def _assumptions(args: argparse.Namespace) -> Assumptions:
     return Assumptions(
         **{field: value if field == "save_every" else value * _ASSUMED[field][1] for field, value in given.items()}
     )
+
+
+def _assumed_costs(args: argparse.Namespace, assumed: Assumptions) -> dict[str, Any]:
+    """Return what a recovery of headrace is assumed to cost, and which of it was measured by its benchmark."""
+    costs = {name: getattr(assumed, name) for name in _MEASURED}
+    return costs | {"measured": [name for name in _MEASURED if getattr(args, name) is None]}
+
+
+def _say_costs(costs: dict[str, Any]) -> str:
+    """Return a sentence on what a recovery of headrace is assumed to cost."""
+
+    def source(name: str) -> str:
+        return "measured" if name in costs["measured"] else "as given"
+
+    copies = f"headrace copies at {costs['copy_bytes_per_s'] / 1e9:.3g} GB/s ({source('copy_bytes_per_s')})"
+    what = f"{copies} and has new process groups after {costs['rebuild_s']:.3g} s ({source('rebuild_s')})"
+    return f"{what}; measured {MEASURED_WHERE}" if costs["measured"] else what
 
 
 def _report(trace: Trace, job: ForecastJob, bound: Run, runs: Sequence[Run]) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from PIL import Image as Pillow
 from headrace.cli.inspect.preview import tokens_of
 from headrace.errors import DatasetError
 from headrace.preprocessor import audio, image
-from headrace.preprocessor.decoding import LoadedSample, SampleProcessor
+from headrace.preprocessor.decoding import LoadedSample, SampleProcessor, cut_out
 from headrace.preprocessor.image import header
+from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
 from headrace.preprocessor.sources import Shard
 from headrace.preprocessor.text.sequence import TokenSequence
@@ -85,7 +86,7 @@ class _Dissection:
         record = self._timed("read the record", lambda: shard.read(row))
         self.report["fields"] = [_field(name, value) for name, value in record.fields.items()]
         self.report["members"] = list(record.members)
-        sample = self._timed("map its fields and load its media", lambda: to_sample(record, source.mapping))
+        sample = self._timed("map its fields and load its media", lambda: self._sample(record, source))
         self.report["turns"] = _turns(sample)
         media = [segment for segment in sample.segments if not isinstance(segment, Text)]
         names = [_name_of_last(media[: number + 1]) for number in range(len(media))]
@@ -107,6 +108,10 @@ class _Dissection:
             "detail": detail,
             "traceback": "".join(traceback.format_exception(error)),
         }
+
+    def _sample(self, record: Record, source: SourceSpec) -> Sample:
+        sample = to_sample(record, source.mapping)
+        return sample.with_recordings(lambda recording: cut_out(recording, self._spec.audio))
 
     def _by_kind(self, names: list[str], media: list[Image | Audio]) -> list[tuple[str, Image | Audio, dict[str, Any]]]:
         """Return names, media and their reports in the pipeline's order: images before recordings."""

@@ -26,11 +26,22 @@ def share_processors() -> None:
     default, those of torch's OpenMP spin for milliseconds and take the processor from the threads they wait for, which makes a
     step forty times as long where others work beside it.
     """
-    threads = str(max(1, usable_processors() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
-    for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):  # the first is that of torch, MKL, OpenBLAS and Arrow
+    for name, threads in _threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).items():
         os.environ.setdefault(name, threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # the same for builds of torch with LLVM's or Intel's OpenMP
+
+
+def shares(count: int) -> dict[str, str]:
+    """Return the variables that have each of `count` children share this process's threads, unless a user has limited these."""
+    whole = _threads(1)
+    return {name: threads for name, threads in _threads(count).items() if os.environ.get(name) == whole[name]}
+
+
+def _threads(count: int) -> dict[str, str]:
+    """Return the variables that libraries read, for each of `count` processes."""
+    names = ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS")  # the first is that of torch, MKL, OpenBLAS and Arrow
+    return dict.fromkeys(names, str(max(1, usable_processors() // count)))
 
 
 def _quotas(root: Path) -> list[float]:

@@ -55,8 +55,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "whole replicas or the job's own pipeline; the files of --topology and --nodes have it (default: rates of named sizes)",
     )
     nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
-    nodes.add_argument("--nodes", type=Path, metavar="FILE.yaml", help="the nodes, units and failures to survive")
-    nodes.add_argument("--node", default="", metavar="NAME", help="of this one (default: HOST:PID)")
+    nodes.add_argument(
+        "--nodes",
+        type=Path,
+        metavar="FILE.yaml",
+        help="the nodes, units and failures to survive; with `gpus_per_node: P`, this starts the P processes of a node, or is "
+        "one of them where LOCAL_RANK is set",
+    )
+    nodes.add_argument("--node", default="", metavar="NAME", help="of this node (default: HOST:PID)")
     nodes.add_argument(
         "--host", default="127.0.0.1", help="by which the other nodes reach this one (default: %(default)s, for one machine)"
     )
@@ -71,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="auto: the GPU where there is one; --nodes, and pipelines of several processes, run on the CPU only as yet "
-        "(default: %(default)s)",
+        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and neither that nor a "
+        "pipeline of several processes has been run on GPUs yet (default: %(default)s)",
     )
     parser.add_argument(
         "--threads",
@@ -137,6 +143,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headrace.cli.jobs_client import JobsClient, state_name
+    from headrace.cli.run.node_processes import own_process, processes_in, run_node
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
@@ -162,6 +169,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--optimizer goes with neither --topology nor --nodes: their file has a section `optimizer:` for that")
     configure_logging("trainer", args.log_format)
     await_token_file()
+    node = args.node or f"{args.host}:{os.getpid()}"
+    num_processes = processes_in(args.nodes) if args.nodes is not None else 1
+    process = own_process(num_processes)
+    if process is None:
+        return run_node(args.arguments, node, num_processes)
     with JobsClient(args.endpoint) as client:
         # imported here because it takes three seconds, which a wrong argument need not wait for
         from headrace.trainer.devices import local_device
@@ -198,11 +210,11 @@ def run(args: argparse.Namespace) -> int:
                 from headrace.trainer.recovery.node import train_recoverable
                 from headrace.trainer.recovery.nodes_spec import load_recovery_yaml
 
-                name = args.node or f"{args.host}:{os.getpid()}"
                 train_recoverable(
                     args.endpoint,
                     spec=load_recovery_yaml(args.nodes),
-                    node=name,
+                    node=node,
+                    process=process,
                     host=args.host,
                     checkpoint=args.checkpoint,
                     resume=args.resume,

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from headrace.cli.jobs_client import state_name
 from headrace.cli.watch.rates import DecodingRate, Look, decoding_rates, samples_per_s
 from headrace.printable import printable
-from headrace.snapshot import NOBODY
+from headrace.snapshot import NOBODY, size_in_words
 from headrace.v1.jobs_pb2 import JobStatus, NodeStatus, PreprocessorStatus, RankStatus
-from headrace.v1.membership_pb2 import Pipeline, Snapshot
+from headrace.v1.membership_pb2 import Snapshot
 
 
 def status_lines(jobs: Sequence[Sequence[Look]]) -> Iterator[str]:
@@ -70,7 +70,7 @@ def pipelines_line(job: str, snapshot: Snapshot) -> str:
     Brackets mark a pipeline that lacks a node: the others process its microbatches. The sentence says what the latest change was,
     or why there are no pipelines.
     """
-    nodes = "+".join(map(_num_nodes, snapshot.pipelines)) or "0"
+    nodes = "+".join(map(size_in_words, snapshot.pipelines)) or "0"
     microbatches = "+".join(str(pipeline.num_microbatches) for pipeline in snapshot.pipelines) or "0"
     state = "formed" if snapshot.pipelines else "none"
     line = f"pipelines {printable(job)} {state} generation={snapshot.generation} nodes={nodes} microbatches={microbatches}"
@@ -123,11 +123,6 @@ def _in_order(status: JobStatus) -> list[NodeStatus]:
     """Return the nodes as the snapshot has them, and behind them those that are in no pipeline."""
     ranks = {node.name: rank for rank, node in enumerate(status.snapshot.nodes)}
     return sorted(status.nodes, key=lambda node: (ranks.get(node.node, len(ranks)), node.node))
-
-
-def _num_nodes(pipeline: Pipeline) -> str:
-    count = sum(stage.rank != NOBODY for stage in pipeline.stages)
-    return str(count) if count == len(pipeline.stages) else f"({count})"
 
 
 def _with_sentence(line: str, sentence: str) -> str:

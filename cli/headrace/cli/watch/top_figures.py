@@ -104,6 +104,7 @@ def _nodes(snapshot: Snapshot) -> dict[str, Any]:
                 "stages": [
                     {
                         "node": snapshot.nodes[stage.rank].name if stage.rank != NOBODY else None,
+                        "process": stage.process,
                         "unit": stage.unit,
                         "first_layer": stage.first_layer,
                         "end_layer": stage.end_layer,

@@ -104,7 +104,7 @@ def _bottleneck(finding: dict[str, str]) -> Table:
 
 def _nodes(nodes: dict[str, Any], recoveries: list[dict[str, Any]]) -> list[Text]:
     """Return lines on the pipelines of a recoverable job, on what was chosen last, and on its latest recoveries."""
-    sizes = [sum(stage["node"] is not None for stage in pipeline["stages"]) for pipeline in nodes["pipelines"]]
+    sizes = [len({stage["node"] for stage in pipeline["stages"]} - {None}) for pipeline in nodes["pipelines"]]
     shares = "+".join(str(pipeline["microbatches"]) for pipeline in nodes["pipelines"])
     shape = f"{sum(sizes)} nodes in pipelines of {'+'.join(map(str, sizes))} with {shares} microbatches"
     lines = [Text.assemble((f"pipelines {nodes['generation']}", "bold"), f"  {nodes['error'] or shape}")]

@@ -25,7 +25,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 
 from headrace.preprocessor.audio import flac, mp3, ogg
 from headrace.preprocessor.audio.container import ContainerFile, takes
+from headrace.preprocessor.audio.resampler import resampler
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
@@ -50,14 +51,15 @@ _OTHER_KINDS = {
     "Windows Media": (0, (b"\x30\x26\xb2\x75",)),
     "Matroska": (0, (b"\x1a\x45\xdf\xa3",)),
 }
+_SEEKABLE = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "AIFF", "AU"))
+_SLACK_S = 0.05  # durations in manifests are rounded
+_END_SLACK_S = 0.5  # those of MP3 are often guessed
 _MAX_RATE = 384_000  # Hz, the highest of common converters; bounds the memory of a recording together with max_seconds
 _BLOCK_SAMPLES = 2**19  # samples per block over all channels, of which a WAV may have a thousand
 # Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
 # ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
 _MAX_DENOMINATOR = 1000
 _RESAMPLING_BYTES = 6  # for each frame: the padded signal, and the samples that each of the filters reads
-_PHASES = 16  # phases of a resampling filter that share a matrix product
-_NEGLIGIBLE_TAP = 1e-8  # taps this much smaller than the largest count as zero: outside the window, torchaudio has 1e-17
 
 Waveform = NDArray[np.float32]
 File: TypeAlias = "soundfile.SoundFile | ContainerFile"
@@ -93,6 +95,47 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     if not finite:
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
     return mel
+
+
+def cut(data: bytes, start_s: float, seconds: float, spec: AudioSpec) -> bytes:
+    """Return a part of a recording as a WAV file of one channel, or the recording itself if the part is all of it.
+
+    The part's frames are those that NeMo reads: from int(start_s * rate) on, int(seconds * rate) of them. Raises BadSampleError
+    with the reasons of `probe`, and with schema_error if the recording has no such part.
+    """
+    with _open(data) as file:
+        rate, slack = file.samplerate, int(_SLACK_S * file.samplerate)
+        start, frames = int(start_s * rate), int(seconds * rate)
+        if start == 0 and file.frames <= frames + slack:
+            return data
+        if start >= file.frames or start + frames > file.frames + int(_END_SLACK_S * rate):
+            raise BadSampleError(
+                Reason.SCHEMA_ERROR,
+                f"the part from {start_s:g} s on, of {seconds:g} s, is not in a recording of {file.frames / rate:.1f} s: list "
+                "'offset' and 'duration' under the mapping's ignore where it is cut already",
+            )
+        header = Header(sample_rate=rate, channels=file.channels, frames=min(frames, file.frames - start))
+        _check(header, spec)
+        mono = np.empty(header.frames, np.float32)
+        whole = replace(header, frames=file.frames)
+        seeks, at = False, -start
+        if isinstance(file, soundfile.SoundFile) and file.format in _SEEKABLE:
+            seeks, at = True, 0
+            file.seek(start)
+        try:
+            for block in _blocks(file, whole) if seeks else _decoded(file, data, whole):
+                piece = block[max(0, -at) : max(0, len(mono) - at)]
+                _mono(piece, mono[max(0, at) : max(0, at) + len(piece)])
+                at += len(block)
+                if at >= len(mono):
+                    break
+        except soundfile.SoundFileError as err:
+            raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
+    if at < len(mono):
+        raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording ends {len(mono) - at} frames before its header says")
+    buffer = io.BytesIO()
+    soundfile.write(buffer, mono, rate, format="WAV", subtype="FLOAT")
+    return buffer.getvalue()
 
 
 def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
@@ -163,6 +206,11 @@ def _decoded(file: File, data: bytes, header: Header) -> Iterator[NDArray[np.flo
         file.seek(0)
     elif file.subtype == "OPUS":
         file.seek(0)  # else libsndfile returns the codec's delay as sound, unless it wrote the file itself, and ends early
+    yield from _blocks(file, header)
+
+
+def _blocks(file: soundfile.SoundFile, header: Header) -> Iterator[NDArray[np.float32]]:
+    """Yield what follows in a file, in blocks of shape (frames, channels)."""
     while len(block := file.read(max(1, _BLOCK_SAMPLES // header.channels), dtype="float32", always_2d=True)):
         yield block
 
@@ -201,6 +249,12 @@ def _open(data: bytes) -> File:
 
 def _checked(file: File, spec: AudioSpec) -> Header:
     header = Header(sample_rate=file.samplerate, channels=file.channels, frames=file.frames)
+    _check(header, spec)
+    return header
+
+
+def _check(header: Header, spec: AudioSpec) -> None:
+    """Raise BadSampleError if a recording with this header is not taken."""
     if header.frames == 0:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 frames")
     if header.frames >= 2**62:  # libsndfile's number for a FLAC stream of unknown length
@@ -215,7 +269,6 @@ def _checked(file: File, spec: AudioSpec) -> Header:
     if _num_samples(header, spec) < _shortest(spec):
         raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
     _check_cost(header, spec)
-    return header
 
 
 def _check_cost(header: Header, spec: AudioSpec) -> None:
@@ -280,53 +333,9 @@ def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tens
     if header.sample_rate == spec.sample_rate:
         return mono
     ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
-    resampled = mono if ratio == 1 else _resampler(ratio)(mono)
+    resampled = mono if ratio == 1 else resampler(ratio)(mono)
     missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio
     return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
-
-
-class _Resampler:
-    """torchaudio's windowed sinc filter for one ratio, as small matrix products over its non-zero taps.
-
-    44,100 to 16,000 Hz has 160 phases of 475 taps, of which 35 are not zero. _PHASES consecutive phases read nearly the same
-    samples and share a product; if there are fewer phases, those of several steps do, so that its windows do not overlap.
-
-    It equals `torchaudio.functional.resample` except for the order of the sums: within 1e-6 of the loudest sample.
-    """
-
-    def __init__(self, ratio: Fraction) -> None:
-        made = torchaudio.transforms.Resample(ratio.denominator, ratio.numerator, dtype=torch.float32)
-        filters, step = made.kernel[:, 0], ratio.denominator  # (phases, taps)
-        used = filters.abs() > _NEGLIGIBLE_TAP * filters.abs().max()
-        reach = int(used.sum(dim=1).max()) + _PHASES * step // len(filters)  # samples that _PHASES phases read
-        repeats = -(-reach // step)
-        wide = torch.zeros(repeats, len(filters), filters.shape[1] + (repeats - 1) * step)
-        for repeat in range(repeats):
-            wide[repeat, :, repeat * step : repeat * step + filters.shape[1]] = torch.where(used, filters, 0.0)
-        wide = wide.flatten(0, 1)
-        self._margin, self._step, (self._phases, self._taps) = made.width, repeats * step, wide.shape
-        self._blocks: list[tuple[slice, slice, torch.Tensor]] = []
-        for phase in range(0, self._phases, _PHASES):
-            phases = slice(phase, min(phase + _PHASES, self._phases))
-            nonzero = wide[phases].any(dim=0).nonzero()
-            taps = slice(int(nonzero[0]), int(nonzero[-1]) + 1)
-            self._blocks.append((phases, taps, wide[phases, taps].T.contiguous()))
-
-    def __call__(self, samples: torch.Tensor) -> torch.Tensor:
-        """Resample (n,) to (n * ratio or more,), float32; samples behind n * ratio have no meaning."""
-        num_windows = -(-len(samples) // self._step)
-        behind = (num_windows - 1) * self._step + self._taps - self._margin - len(samples)
-        windows = torch.nn.functional.pad(samples, (self._margin, behind)).unfold(0, self._taps, self._step)
-        out = torch.empty(num_windows, self._phases)
-        for phases, taps, filters in self._blocks:
-            out[:, phases] = windows[:, taps] @ filters
-        return out.view(-1)
-
-
-@lru_cache(maxsize=16)
-def _resampler(ratio: Fraction) -> _Resampler:
-    """Return the cached resampler of a ratio; its filter takes 50 KB from 44,100 to 16,000 Hz."""
-    return _Resampler(ratio)
 
 
 def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:

@@ -37,6 +37,11 @@ class ProbeCache(Generic[_Value]):
         with self._lock:
             return self._take((job, ref.shard, ref.row))
 
+    def has(self, job: str, ref: SampleRef) -> bool:
+        """Whether there is a value of a sample."""
+        with self._lock:
+            return (job, ref.shard, ref.row) in self._values
+
     def forget(self, job: str) -> None:
         """Drop all values of a job that is over or has other shards."""
         with self._lock:

@@ -63,18 +63,14 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
     learning.check_learnable(parsed.turns)
     arranged = {kind: placing.arrange(kind, parsed, listed[kind]) for kind in MediaKind}
 
-    said_seconds = (
-        unused_media.said_seconds(record.fields, spec)
-        if len(own[MediaKind.AUDIO] or listed[MediaKind.AUDIO].whole) == 1
-        else None
-    )
+    part = unused_media.part_of(record.fields, spec) if len(own[MediaKind.AUDIO] or listed[MediaKind.AUDIO].whole) == 1 else None
 
     def segment(piece: Piece) -> Segment:
         if isinstance(piece, Text):
             return piece
         medium = next(arranged[piece.kind])
         data = record.load(medium) if isinstance(medium, str) else medium
-        return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data, said_seconds=said_seconds)
+        return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data, part=part)
 
     turns = (
         Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt, extra=turn.extra)

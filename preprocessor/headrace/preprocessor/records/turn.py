@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -39,8 +39,8 @@ class Audio:
     """The bytes of an audio file."""
 
     data: bytes
-    said_seconds: float | None = None
-    """How long the record says that the recording is; None where it does not say, or does not say whether that is all of it."""
+    part: tuple[float, float] | None = None
+    """Where the part of it that is meant begins, and how long that is, in seconds; None: all of it."""
 
 
 Segment = Text | Image | Audio
@@ -75,6 +75,16 @@ class Sample:
     def segments(self) -> Iterator[Segment]:
         """The segments of all turns in order."""
         return (segment for turn in self.turns for segment in turn.segments)
+
+    def with_recordings(self, changed: Callable[[Audio], Audio]) -> Sample:
+        """Return the sample with each recording as `changed` returns it."""
+        if not any(isinstance(segment, Audio) for segment in self.segments):
+            return self
+
+        def change(segment: Segment) -> Segment:
+            return changed(segment) if isinstance(segment, Audio) else segment
+
+        return replace(self, turns=tuple(replace(turn, segments=tuple(map(change, turn.segments))) for turn in self.turns))
 
     def with_pieces(self, counts: Sequence[int]) -> Sample:
         """Return the sample with each recording in so many pieces, one after the other; each stands for the whole file."""

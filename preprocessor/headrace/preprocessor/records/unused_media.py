@@ -7,6 +7,7 @@ in a record without being used. Media are recognised by their values if these ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -129,26 +130,30 @@ def check_fields(
 
 
 def check_whole(fields: Mapping[str, Any], spec: MappingSpec) -> None:
-    """Raise BadSampleError with schema_error if the fields say that only a part of the recording that they name is meant."""
+    """Raise BadSampleError with schema_error if the fields say that only a part of the recording is meant, and not which one."""
     for name in _BEGINNINGS:
         value = fields.get(name)
         if isinstance(value, int | float) and value > 0 and name not in spec.ignore:
+            if name == "offset" and part_of(fields, spec) is not None:
+                continue
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
-                f"the recording is meant from its {name} {value:g} on, and parts of recordings are not read: cut them out, or "
-                f"list {name!r} under the mapping's ignore where they are cut already",
+                f"the recording is meant from its {name} {value:g} on, and parts are read by an offset and a duration alone: "
+                f"give these, or list {name!r} under the mapping's ignore where it is cut already",
             )
 
 
-def said_seconds(fields: Mapping[str, Any], spec: MappingSpec) -> float | None:
-    """Return the seconds that a recording in a file must have to be meant as a whole; None where the fields do not say.
+def part_of(fields: Mapping[str, Any], spec: MappingSpec) -> tuple[float, float] | None:
+    """Return where the part of a recording begins that is meant, and how long it is, in seconds; None where all of it is.
 
     A manifest of parts of files has an `offset` and a `duration` in each row, and the first part of a file has the offset 0.
     """
-    offset, duration = fields.get("offset"), fields.get("duration")
-    if isinstance(offset, int | float) and isinstance(duration, int | float) and duration > 0 and "duration" not in spec.ignore:
-        return float(duration)
-    return None
+    part = [fields.get(name) if name not in spec.ignore else None for name in ("offset", "duration")]
+    numbers = [float(value) for value in part if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(part) or not all(map(math.isfinite, numbers)):
+        return None
+    offset, duration = numbers
+    return (offset, duration) if offset >= 0 and duration > 0 else None
 
 
 def check_elsewhere(record: Record, used: Collection[str], spec: MappingSpec, *, is_pair: bool) -> None:

@@ -1,11 +1,12 @@
-"""Arrow files as `save_to_disk` of Hugging Face datasets writes them: a stream of record batches, not compressed.
+"""Arrow files as `save_to_disk` of Hugging Face datasets writes them: a stream of record batches.
 
     schema message | message of a record batch, its buffers | ... | end
     message: ff ff ff ff | size of the metadata, 32 bits | metadata, a flatbuffer | the body, of a size that the metadata tell
 
 The messages are walked when the file is opened. To read a row, the bytes of its batch are mapped into memory, of which only the
-pages with the row are read; files that are not on a local disk are read by the whole batch. The file format (ARROW1), which is
-the stream between two marks, is read too. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
+pages with the row are read; files that are not on a local disk are read by the whole batch. The file format (ARROW1),
+which is the stream between two marks, is read too, and so are batches with packed buffers, if they are small: to read a row, all
+of its batch is unpacked. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _MAX_METADATA = 64 * 2**20
 _SCHEMA, _BATCH = 1, 3  # kinds of messages
 _MAX_ROWS = 2**31 - 1
 _MAX_MAPPED = 8 * 2**30
+_MAX_UNPACKED = 32 * 2**20  # one packed batch is kept by each open shard
+_BUFFER = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +42,19 @@ class _Batch:
     size: int
     """Bytes of the message with its body."""
     rows: int
+    packed: bool
 
 
 class ArrowShard(Shard):
     """A shard that is one Arrow stream, with a row for each row of its record batches."""
 
-    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
-        self._blob = open_blob(url, cache)
+    def __init__(self, url: str, cache: BlobCache | None = None, blob: Blob | None = None) -> None:
+        """`blob`: is read in place of the file at `url`."""
+        self._blob = blob or open_blob(url, cache)
         self._batches: list[_Batch] = []
         self._schema: Any = None
         self._sound: set[int] = set()
+        self._unpacked: tuple[int, Any] | None = None
         self.rejected = ()
         try:
             for message in _messages(self._blob):
@@ -75,7 +81,7 @@ class ArrowShard(Shard):
         """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""
         key = self.key(row)
         number = int(np.searchsorted(self._starts, row, side="right")) - 1
-        cells = self._batch(number).slice(row - int(self._starts[number]), 1)
+        cells = self._cells(number).slice(row - int(self._starts[number]), 1)
         check_size("the row", cells.nbytes, MAX_MEDIUM_BYTES)
         try:
             return Record(key=key, fields=cells.to_pylist()[0], load=_no_files)
@@ -85,6 +91,15 @@ class ArrowShard(Shard):
     def close(self) -> None:
         """Close the file."""
         self._blob.close()
+
+    def _cells(self, number: int) -> Any:
+        """Return a record batch. The last one that was packed is kept."""
+        if not self._batches[number].packed:
+            return self._batch(number)
+        kept = self._unpacked
+        if kept is None or kept[0] != number:
+            self._unpacked = kept = number, self._batch(number)
+        return kept[1]
 
     def _batch(self, number: int) -> Any:
         """Return a record batch over mapped memory. Its offsets are checked once, as a wrong one would lead out of the memory."""
@@ -119,22 +134,27 @@ def _messages(blob: Blob) -> Iterator[pa.Schema | _Batch]:
         metadata = blob.pread(offset + len(head), size)
         if len(metadata) < size:
             raise _truncated(blob, offset)
-        kind, body, rows = _parsed(metadata, offset)
+        kind, body, rows, packed = _parsed(metadata, offset)
+        if packed:
+            _check_packed(blob, metadata, offset + len(head) + size)
         whole = _MESSAGE.size + size + body
         if offset + whole > blob.size:
             raise _truncated(blob, offset)
         if kind == _SCHEMA:
             yield _schema(head + metadata, offset)
         elif kind == _BATCH:
-            yield _Batch(offset=offset, size=whole, rows=rows)
+            yield _Batch(offset=offset, size=whole, rows=rows, packed=packed)
         else:
             raise _corrupt(f"the message at byte {offset} is of kind {kind}; columns with dictionaries are not read")
         offset += whole
     raise _truncated(blob, offset)
 
 
-def _parsed(metadata: bytes, offset: int) -> tuple[int, int, int]:
-    """Return the kind of a message, the bytes of its body and, for a record batch, its rows. Raises BadSampleError."""
+def _parsed(metadata: bytes, offset: int) -> tuple[int, int, int, bool]:
+    """Return the kind of a message, the bytes of its body and, for a record batch, its rows and whether its buffers are packed.
+
+    Raises BadSampleError.
+    """
     try:
         message = _Table(metadata, struct.unpack_from("<I", metadata)[0])
         kind, body = message.scalar(1, "<B"), message.scalar(3, "<q")
@@ -143,11 +163,28 @@ def _parsed(metadata: bytes, offset: int) -> tuple[int, int, int]:
         packed = kind == _BATCH and header.place(3) is not None
     except (struct.error, RecursionError) as err:
         raise _corrupt(f"the message at byte {offset} is damaged: {err}") from err
-    if packed:
-        raise _corrupt("its record batches are compressed, which is not read: write it without compression, or as Parquet")
     if not 0 <= body <= _MAX_MAPPED or not 0 <= rows <= _MAX_ROWS:
         raise _corrupt(f"the message at byte {offset} says that it has {body} bytes and {rows} rows")
-    return kind, body, rows
+    return kind, body, rows, packed
+
+
+def _check_packed(blob: Blob, metadata: bytes, body: int) -> None:
+    """Raise BadSampleError if the buffers of a record batch become too large: each begins with its size, unpacked.
+
+    `body`: where the batch's buffers begin. A row of a packed batch is read by unpacking all of the batch.
+    """
+    try:
+        batch = _Table(metadata, struct.unpack_from("<I", metadata)[0]).table(2)
+        buffers = batch.vector(2, _BUFFER)
+    except (struct.error, RecursionError) as err:
+        raise _corrupt(f"the buffers of the batch at byte {body} are damaged: {err}") from err
+    sizes = [int.from_bytes(blob.pread(body + offset, 8), "little", signed=True) for offset, size in buffers if size >= 8]
+    total = sum(size if size >= 0 else 0 for size in sizes)
+    if total > _MAX_UNPACKED:
+        raise _corrupt(
+            f"a record batch has {total} bytes unpacked, and at most {_MAX_UNPACKED} are unpacked for a row: write it without "
+            "compression, in smaller batches, or as Parquet"
+        )
 
 
 class _Table:
@@ -176,6 +213,17 @@ class _Table:
         if place is None:
             raise struct.error(f"field {field} is missing")
         return _Table(self._data, place + self._at("<I", place))
+
+    def vector(self, field: int, form: struct.Struct) -> list[tuple[Any, ...]]:
+        """Return the structs in the vector that a field points at."""
+        place = self.place(field)
+        if place is None:
+            return []
+        start = place + self._at("<I", place)
+        end = start + 4 + form.size * self._at("<I", start)
+        if end > len(self._data):
+            raise struct.error(f"a vector ends at byte {end}")
+        return list(form.iter_unpack(self._data[start + 4 : end]))
 
     def _at(self, form: str, position: int) -> int:
         if position < 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,6 +46,9 @@ class Shard(ABC):
                 yield self.read(row).fields
             except BadSampleError:
                 yield None
+
+    def prefetch(self, rows: Sequence[int]) -> None:  # noqa: B027 - most have nothing to do
+        """Ask for what will be read of these rows soon, where waiting for one after the other would take long. Never raises."""
 
     @abstractmethod
     def close(self) -> None:

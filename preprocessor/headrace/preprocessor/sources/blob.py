@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -26,6 +26,8 @@ READ_TIMEOUT_S = 60.0  # between two packets, not for the whole file
 _CHUNK_BYTES = 16 * 2**20
 _WEB = ("http://", "https://")
 
+Span = tuple[int, int]
+"""Offset of the first byte of a part of a file, and of the first one behind it."""
 Fill = Callable[[io.FileIO, Callable[[int], None]], None]
 """fill(file, reserve) writes a new file of a cache; it calls reserve(size) before it writes beyond the size reserved last."""
 
@@ -43,6 +45,11 @@ class Blob(ABC):
         """Name of the file with what changes with its content, as far as that is told; "" where nothing is known."""
         return ""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the file is on a local disk, so that reading a little at a time costs little."""
+        return False
+
     @abstractmethod
     def pread(self, offset: int, size: int) -> bytes:
         """Return `size` bytes from `offset`; fewer only at the end of the file. Raises DatasetError where reading fails."""
@@ -51,6 +58,16 @@ class Blob(ABC):
         """Return the same as `pread`. Of a local file nothing is read before it is touched, which must be done before others
         shorten the file."""
         return memoryview(self.pread(offset, size))
+
+    def reader(self) -> Blob:
+        """Return the blob for one more reader, who goes on from a place of its own."""
+        return self
+
+    def prefetch(self, spans: Sequence[Span]) -> None:  # noqa: B027 - most have nothing to do
+        """Ask for spans that will be read soon, where that saves waiting. Never raises."""
+
+    def fetch_whole(self) -> None:  # noqa: B027
+        """Prepare to read all of the file. Raises DatasetError where that fails."""
 
     @abstractmethod
     def close(self) -> None:
@@ -76,6 +93,11 @@ class LocalBlob(Blob):
         status = os.fstat(self._file.fileno())
         path = os.path.abspath(local_path(self._url) or self._url)
         return f"{path} inode={status.st_ino} mtime={status.st_mtime_ns} size={status.st_size}"
+
+    @property
+    def is_local(self) -> bool:
+        """True."""
+        return True
 
     @property
     def unlinked(self) -> bool:
@@ -138,6 +160,26 @@ class RemoteBlob(Blob):
         self._file.close()
 
 
+class BlobPart(Blob):
+    """A range of bytes of another blob, which has to stay open."""
+
+    def __init__(self, blob: Blob, offset: int, size: int) -> None:
+        self._blob = blob
+        self._offset = offset
+        self.size = size
+
+    def pread(self, offset: int, size: int) -> bytes:
+        """Return `size` bytes from `offset` in the range; fewer only at its end."""
+        return self._blob.pread(self._offset + offset, max(0, min(size, self.size - offset)))
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """Return the same as `pread`; see `Blob.view`."""
+        return self._blob.view(self._offset + offset, max(0, min(size, self.size - offset)))
+
+    def close(self) -> None:
+        """Do nothing: the other blob is its owner's to close."""
+
+
 class BlobReader(io.RawIOBase):
     """A file object over a blob, for libraries that need one. Closing it does not close the blob."""
 
@@ -173,24 +215,36 @@ class BlobReader(io.RawIOBase):
 class BlobCache(Protocol):
     """The interface of a cache that keeps remote files, and what is made of files, on a local disk."""
 
+    def __hash__(self) -> int:
+        """Return the hash of the cache itself: two are equal if they are one."""
+
     def open(self, url: str) -> Blob:
-        """Open the file at `url`. Raises DatasetError where it cannot be read."""
+        """Open the file at `url`, all of which will be read. Raises DatasetError where it cannot be read."""
+
+    def open_in_parts(self, url: str) -> Blob:
+        """Open the same, of which only parts will be read, at least for now."""
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more."""
+
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:
+        """Return a medium that a row names, by `read` unless it is at hand. Raises what `read` raises."""
 
     def make(self, key: str, url: str, fill: Fill) -> Blob | None:
         """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room."""
 
 
-def open_blob(url: str, cache: BlobCache | None = None) -> Blob:
+def open_blob(url: str, cache: BlobCache | None = None, *, in_parts: bool = False) -> Blob:
     """Open the file at a local path or fsspec URL, a remote one through `cache` if there is one.
 
-    Raises DatasetError where the file cannot be opened or headrace.preprocessor.access forbids it.
+    `in_parts`: only parts of it will be read. Raises DatasetError where the file cannot be opened or headrace.preprocessor.access
+    forbids it.
     """
     path = local_path(url)
     if path is None:
-        return RemoteBlob(url) if cache is None else cache.open(url)
+        if cache is None:
+            return RemoteBlob(url)
+        return cache.open_in_parts(url) if in_parts else cache.open(url)
     try:
         return LocalBlob(access.open_local(path), url)
     except OSError as err:
@@ -251,6 +305,11 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     return fs, path
 
 
+def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
+    """Return the absolute path, or the URL, of a path in a file system."""
+    return os.path.abspath(path) if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))
+
+
 @cache
 def _web_client() -> dict[str, Any]:
     """Return the options of the HTTP client; always the same objects, so that fsspec shares its connections."""
@@ -270,6 +329,11 @@ def local_path(url: str) -> str | None:
     if url.startswith(("file://", "local://")):
         return cast(str, fsspec.core.url_to_fs(url)[1])
     return None if "://" in url else url
+
+
+def is_remote(url: str) -> bool:
+    """Whether a file has to be fetched from a server."""
+    return "://" in url and not url.startswith("memory://") and local_path(url) is None
 
 
 def unreadable_error(url: str, error: Exception) -> DatasetError:

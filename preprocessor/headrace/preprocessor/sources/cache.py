@@ -2,13 +2,14 @@
 
     DIR/KEY.shard     a whole remote file, or rows of a Parquet file; its modification time is its last use, and the least
                       recently used is evicted first
+                      (also packs of media that rows name: media_packs.py)
     DIR/KEY.part      a file being downloaded or made, allocated in full where its size is known, locked by its writer
     DIR/lock          held while space is counted, freed and reserved
 
-Shards of every format are fetched whole: an epoch reads all of their bytes, most of them twice (to probe and to decode).
-What the cache cannot hold (a shard larger than all of it, a full disk, a directory that went away) is read by ranges from
-its server instead, and Parquet is decoded in memory, with one warning. Media files that a JSONL file names are not shards and
-are read from their server.
+Of a file whose format tells where its samples are, single ones are read by ranges first (partial_blob.py), and the whole of it
+is fetched once much of it has been read; others are fetched whole, as all of their bytes are read. What the cache cannot hold
+(a shard larger than all of it, a full disk, a directory that went away) is read by ranges from its server, and Parquet is
+decoded in memory, with one warning.
 
 All locks are the kernel's (flock): a process that dies releases them, and what it left half-written is removed by the
 next process that needs space. A process that has an evicted file open closes it at its next read or fetch, which frees the
@@ -28,23 +29,26 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import pyarrow as pa
-
-from headrace.errors import DatasetError, UserError
+from headrace.errors import UserError
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
 from headrace.preprocessor.sources.blob import Blob, Fill, LocalBlob, RemoteBlob, unreadable_error
+from headrace.preprocessor.sources.cached_blob import STAMP_S, CachedBlob
 from headrace.preprocessor.sources.download import DiskError, RemoteFile, Retry, describe, disk_errors, download
+from headrace.preprocessor.sources.media_packs import MediaPacks
+from headrace.preprocessor.sources.partial_blob import PartialBlob
+from headrace.preprocessor.sources.ranges import changed_error, sends_ranges
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BYTES = 20 * 2**30
-_STAMP_S = 5.0  # resolution of the time of last use, since writing it costs as much as a small read
+WHOLE_BYTES = 128 * 2**10
+"""Size up to which a file is fetched whole at once: a few ranges of it would take longer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +73,8 @@ class ShardCache:
         self._retry = retry
         self._mutex = threading.Lock()
         self._warned = False
-        self._blobs: weakref.WeakSet[_CachedBlob] = weakref.WeakSet()
+        self._blobs: weakref.WeakSet[CachedBlob] = weakref.WeakSet()
+        self._packs = MediaPacks(self)
         self.stats = CacheStats()
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,7 +83,17 @@ class ShardCache:
 
     def open(self, url: str) -> Blob:
         """Open the shard at `url`, downloading it first if it is not cached. Raises DatasetError where that fails."""
-        blob = _CachedBlob(self, self._describe(url))
+        return self._open_whole(self._describe(url))
+
+    def open_in_parts(self, url: str) -> Blob:
+        """Open the shard at `url` without downloading it, unless it is small. Raises DatasetError where that fails."""
+        file = self._describe(url)
+        if file.size is None or file.size <= WHOLE_BYTES or not sends_ranges(url) or self._path(file.key).exists():
+            return self._open_whole(file)
+        return PartialBlob(file, self._retry, functools.partial(self._open_whole, file))
+
+    def _open_whole(self, file: RemoteFile) -> Blob:
+        blob = CachedBlob(self, file)
         with self._mutex:
             self._blobs.add(blob)
         return blob
@@ -86,7 +101,7 @@ class ShardCache:
     def reopen(self, file: RemoteFile) -> Blob:
         """Fetch a file again in the same version. Raises DatasetError where its server has another version by now."""
         if self._describe(file.url).version != file.version:
-            raise DatasetError(f"the shard {file.url} has changed since it was indexed; submit the job again")
+            raise changed_error(file.url)
         return self.fetch(file)
 
     def fetch(self, file: RemoteFile) -> Blob:
@@ -118,6 +133,10 @@ class ShardCache:
         with contextlib.suppress(OSError):
             os.utime(self._path(file.key))
 
+    def medium(self, url: str, read: Callable[[], bytes]) -> bytes:
+        """Return a medium that a row names, by `read` unless this process has read it of late. Raises what `read` raises."""
+        return self._packs.get(url, read)
+
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more. `url` stands in messages."""
         path = self._path(key)
@@ -126,7 +145,7 @@ class ShardCache:
         except OSError:
             return None
         with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _STAMP_S:
+            if time.time() - path.stat().st_mtime > STAMP_S:
                 os.utime(path)
         return blob
 
@@ -263,61 +282,6 @@ class ShardCache:
 
 class _NoRoomError(DiskError):
     """The cache is too small, whatever the disk."""
-
-
-class _CachedBlob(Blob):
-    """A cached remote file that is fetched again when it is read after its eviction."""
-
-    def __init__(self, cache: ShardCache, file: RemoteFile) -> None:
-        self._cache = cache
-        self._file = file
-        self._held: Blob | None = cache.fetch(file)
-        self._closed = False
-        self._stamped_s = time.monotonic()
-        self.size = self._held.size
-
-    @property
-    def version(self) -> str:
-        """URL and version of the file."""
-        return f"{self._file.url} {self._file.version}"
-
-    def pread(self, offset: int, size: int) -> bytes:
-        """Return `size` bytes from `offset` of the cached file, which is fetched again first if it has been evicted.
-
-        Raises ValueError after `close`.
-        """
-        return self._present().pread(offset, size)
-
-    def view(self, offset: int, size: int) -> memoryview:
-        """Return the same as `pread`, mapped into memory; see `Blob.view`. Evicted, it keeps its space while it is referenced."""
-        return self._present().view(offset, size)
-
-    def _present(self) -> Blob:
-        self.let_go_if_evicted()
-        held = self._held  # the caller's reference keeps the file open, even if another thread lets go of it
-        if held is None:
-            if self._closed:
-                raise ValueError(f"{self._file.url} is closed")
-            held = self._held = self._cache.reopen(self._file)
-        elif time.monotonic() - self._stamped_s > _STAMP_S:
-            self._stamped_s = time.monotonic()
-            self._cache.stamp(self._file)
-        return held
-
-    def arrow_file(self) -> pa.NativeFile:
-        """Return a file over the cached file, which keeps its space while it is open, or over the file on its server."""
-        return self._present().arrow_file()
-
-    def let_go_if_evicted(self) -> None:
-        """Close the file if it has been evicted, so that the disk gets its space back."""
-        held = self._held
-        if isinstance(held, LocalBlob) and held.unlinked:
-            self._held = None
-
-    def close(self) -> None:
-        """Close the file, which stays in the cache."""
-        self._closed = True
-        self._held = None
 
 
 def _opened(path: Path, url: str) -> LocalBlob | None:

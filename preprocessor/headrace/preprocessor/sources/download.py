@@ -157,10 +157,11 @@ class _Transfer:
                 with disk_errors():
                     if self.done > self._max_bytes:
                         raise OSError(errno.EFBIG, f"more than {self._max_bytes} bytes come, of a size that was not told")
-                    _write(self._sink, data)
+                    write_all(self._sink, data)
 
 
-def _write(sink: io.FileIO, data: bytes) -> None:
+def write_all(sink: io.FileIO, data: bytes) -> None:
+    """Write data at the place where a file is. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[sink.write(view) :]

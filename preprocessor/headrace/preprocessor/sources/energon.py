@@ -1,28 +1,29 @@
 """Megatron-Energon data sets: a folder of WebDataset shards described by files in `.nv-meta`.
 
     split.yaml                  the shards of each split, and the shards and samples that are left out
-    .info.json or .info.yaml    marks a prepared data set
+    .info.json or .info.yaml    marks a prepared data set, and counts the samples of its shards
     dataset.yaml                the class of the samples, and the tar member that each of their fields comes from
 
-A source's path names the split after a "#": "/data/coyo#val", or its field `split` does; the default is `train`. `dataset_config`
-and `split_config` name other files: "/data/coyo#split=val&dataset_config=ocr.yaml".
+What a source takes of one stands in its path (energon_selection.py).
 
 Fields are passed to the mapping under their own names, so that the usual ones (image, caption, text, conversations, ...) need
-no mapping; `context` and `answers` of a VQASample become a question and the answer of the largest weight. Samples of a
-CrudeWebdataset, or of a data set without dataset.yaml, are passed on like those of any tar. No Python that a data set names
+no mapping; some classes are told otherwise (energon_samples.py). Samples of a CrudeWebdataset, or of a data set without
+dataset.yaml, are passed on like those of any tar, of them the parts that a part_filter lists. No Python that a data set names
 is loaded or run: a data set with a sample_loader needs another dataset_config.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qsl
 
 import fsspec
 import yaml
@@ -32,78 +33,46 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.annotation import parse_text
 from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import BlobCache, filesystem, read_file
+from headrace.preprocessor.sources.blob import BlobCache, filesystem, is_remote, read_file, url_of
 from headrace.preprocessor.sources.braces import expand_all
+from headrace.preprocessor.sources.energon_samples import shaped, why_not
+from headrace.preprocessor.sources.energon_selection import Selection
 from headrace.preprocessor.sources.splits import ALL
 from headrace.preprocessor.sources.webdataset import WebDatasetShard
 from headrace.quarantine import BadSampleError, Reason
-from headrace.source_spec import SourceSpec
 
 META = ".nv-meta"
 MAX_YAML_BYTES = 16 * 2**20  # room for 200,000 shard names; parsing YAML takes a second per megabyte
+RECIPE_S = 30.0
 _INFO_NAMES = (".info.json", ".info.yaml")
+_recipes_lock = threading.Lock()
 _TEXT_PARTS = frozenset(("txt", "text", "transcript"))
 _JSON_PARTS = frozenset(("json", "jsn"))
 _NUMBER_PARTS = frozenset(("cls", "cls2", "class", "count", "index", "inx", "id"))
 _ACCESS = re.compile(r"([^\[\]]+)((?:\[[^\[\]]+\])*)")
-_WITHOUT_TEXT = frozenset(("ImageSample", "ImageClassificationSample", "SimilarityInterleavedSample", "MultiChoiceVQASample"))
 
 Paths = tuple[tuple[str, ...], ...]  # alternative places of a field's value, each a member's extension, then keys into it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The folder of a data set, its split and its configuration files, as a source's path selects them."""
-
-    root: str
-    split: str = "train"
-    dataset_config: str = "dataset.yaml"
-    split_config: str = "split.yaml"
-
-    def path(self) -> str:
-        """Return the source path that `parse_selection` would parse to this selection."""
-        return f"{self.root}#split={self.split}&dataset_config={self.dataset_config}&split_config={self.split_config}"
-
-
-def parse_selection(path: str) -> Selection:
-    """Parse a source's path, with the options after its "#". Raises DatasetError where an option is unknown.
-
-    A path is taken literally where a file or folder has that name, "#" included, or what follows the "#" looks like a path.
-    """
-    root, _, fragment = path.partition("#")
-    if "/" in fragment or "." in fragment.partition("=")[0] or os.path.exists(path):
-        return Selection(root=path)
-    if "=" not in fragment:
-        return Selection(root=root, split=fragment or "train")
-    options = dict(parse_qsl(fragment))
-    unknown = options.keys() - {"split", "dataset_config", "split_config"}
-    if unknown:
-        raise DatasetError(f"{path}: after '#' stand split, dataset_config and split_config, not {', '.join(sorted(unknown))}")
-    return Selection(root=root, **options)
-
-
-def selection_of(source: SourceSpec) -> Selection:
-    """Return what a source's path and its field `split` select. Raises DatasetError where they name different splits."""
-    selection = parse_selection(source.path)
-    if source.split is None:
-        return selection
-    if selection.split not in ("train", source.split):
-        raise DatasetError(f"{source.path} and `split: {source.split}` name different splits; name one of them")
-    return replace(selection, split=source.split)
-
-
 def is_dataset(fs: fsspec.AbstractFileSystem, root: str) -> bool:
     """Whether `root` is the folder of a prepared Energon data set. Raises whatever the driver raises."""
-    return any(fs.isfile(f"{root.rstrip('/')}/{META}/{name}") for name in _INFO_NAMES)
+    with ThreadPoolExecutor(len(_INFO_NAMES)) as pool:  # so that a server that is far away answers both at a time
+        return any(list(pool.map(fs.isfile, (f"{root.rstrip('/')}/{META}/{name}" for name in _INFO_NAMES))))
 
 
 def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
     """Return the shards of the selected split that are not excluded, relative to `root`, in the split's order.
 
-    The split `all` is that of every shard, unless the data set has one of that name.
+    The split `all` is that of every shard, unless the data set has one of that name. Of a part of the samples, only shards with
+    some of them are returned.
 
     Raises DatasetError where there is no such split, or it has no shard.
     """
+    names = _split_names(fs, root, selection)
+    return list(_ranges(fs, root, selection, names)) if selection.is_part else names
+
+
+def _split_names(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> list[str]:
     document, what = _split_document(fs, root, selection)
     splits = document.get("split_parts")
     if isinstance(splits, dict) and selection.split == ALL:
@@ -119,6 +88,54 @@ def split_shards(fs: fsspec.AbstractFileSystem, root: str, selection: Selection)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Which samples of a shard are taken, by their numbers in it: `start` up to, not including, `stop`."""
+
+    start: int
+    stop: int
+    count: int
+    """Samples of the shard, as its data set counts them."""
+
+
+def _ranges(fs: fsspec.AbstractFileSystem, root: str, selection: Selection, names: list[str]) -> dict[str, Range]:
+    """Return which samples of each shard a selection takes; shards without any are left out.
+
+    Samples are numbered through the split's shards as Energon numbers them: by its own counts, with those that split.yaml
+    excludes. Raises DatasetError where the rows are not there, or nothing counts them.
+    """
+    counts, what = _counts(fs, root, selection)
+    if missing := [name for name in names if not isinstance(counts.get(name), int)]:
+        raise DatasetError(f"{what} does not count the samples of {missing[0]}; run `energon prepare` again")
+    whole = f"the split {selection.split!r} of {selection.root}"
+    start, stop = selection.bounds(sum(counts[name] for name in names), whole)
+    ranges: dict[str, Range] = {}
+    first = 0
+    for name in names:
+        begin, end = max(start, first), min(stop, first + counts[name])
+        if begin < end:
+            ranges[name] = Range(start=begin - first, stop=end - first, count=counts[name])
+        first += counts[name]
+    if not ranges:
+        raise DatasetError(f"{whole} has no sample from {start} to {stop}; give the subset a wider range")
+    return ranges
+
+
+def listed_shards(fs: fsspec.AbstractFileSystem, root: str) -> list[str]:
+    """Return all shards of a data set, of any split, relative to `root`. Raises DatasetError."""
+    return list(_counts(fs, root, Selection(root=url_of(fs, root)))[0])
+
+
+def _counts(fs: fsspec.AbstractFileSystem, root: str, selection: Selection) -> tuple[dict[str, Any], str]:
+    """Return how many samples each shard has, as the data set says itself; also returns the file's name for errors."""
+    name = next(name for name in _INFO_NAMES if fs.isfile(f"{root.rstrip('/')}/{META}/{name}"))
+    document, what = _document(fs, root.rstrip("/"), selection, name)
+    counts = document.get("shard_counts")
+    if not isinstance(counts, dict):
+        raise DatasetError(f"{what} has no shard_counts; run `energon prepare` again")
+    return counts, what
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """How the samples of an Energon data set are made from tar members, and which are left out."""
 
@@ -130,21 +147,43 @@ class Recipe:
     """The places that each field may come from; None where samples are read as in any tar."""
     excluded: frozenset[str]
     """SHARD/KEY of the samples to leave out; names of whole shards may be among them."""
+    parts: frozenset[str] | None = None
+    """Extensions of the members that samples have, if `fields` is None; None: all."""
+    ranges: Mapping[str, Range] | None = None
+    """The samples of each shard that are taken; None: all of all shards."""
 
 
-def read_recipe(source: SourceSpec) -> Recipe | None:
-    """Read the recipe of a source that is the folder of an Energon data set; return None for any other source.
+def recipe_of(selection: Selection) -> Recipe | None:
+    """Read the recipe of the folder of an Energon data set; return None for anything else.
 
-    Raises DatasetError where the data set cannot be read or its samples are of a kind that is not supported.
+    A remote one is read once in RECIPE_S for all of its shards. Raises DatasetError where the data set cannot be read or its
+    samples are of a kind that is not supported. Of a data set that is joined with others, that is not asked.
     """
-    selection = selection_of(source)
+    if not is_remote(selection.root):
+        return _read_recipe(selection)
+    with _recipes_lock:
+        return _recent_recipe(selection, int(time.monotonic() / RECIPE_S))
+
+
+@lru_cache(maxsize=64)
+def _recent_recipe(selection: Selection, _time: int) -> Recipe | None:
+    return _read_recipe(selection)
+
+
+def _read_recipe(selection: Selection) -> Recipe | None:
     try:
         fs, root = filesystem(selection.root)
         root = root.rstrip("/")
         if "*" in root or posixpath.splitext(root)[1] in (".tar", ".gz", ".tgz") or not is_dataset(fs, root):
             return None
         excluded = frozenset(_excluded(*_split_document(fs, root, selection)))
-        return _recipe(*_dataset_document(fs, root, selection), root, excluded)
+        document, what = _dataset_document(fs, root, selection)
+        recipe = _recipe(document, what, root, excluded)
+        if recipe.fields is not None and not selection.joiner and (problem := why_not(recipe.kind, recipe.fields)):
+            raise DatasetError(f"{what} {problem}")
+        if selection.is_part:
+            recipe = replace(recipe, ranges=_ranges(fs, root, selection, _split_names(fs, root, selection)))
+        return recipe
     except HeadraceError:
         raise
     except Exception as err:  # drivers raise their libraries' errors as well
@@ -156,13 +195,16 @@ class EnergonShard(Shard):
     """A tar shard of an Energon data set, whose records have the fields that dataset.yaml names."""
 
     def __init__(self, url: str, recipe: Recipe, mapping: MappingSpec, cache: BlobCache | None = None) -> None:
-        name = posixpath.relpath(filesystem(url)[1], recipe.root)
-        self._tar = WebDatasetShard(url, cache)
+        self.name = posixpath.relpath(filesystem(url)[1], recipe.root)
+        self._tar = WebDatasetShard(url, cache, recipe.parts)
+        self.kind = recipe.kind
+        self.is_typed = recipe.fields is not None
         self._recipe = recipe
         self._mapping = mapping
-        self._rows = [row for row in range(self._tar.num_rows) if f"{name}/{self._tar.key(row)}" not in recipe.excluded]
-        self.num_rows = len(self._rows)
         self.rejected = self._tar.rejected
+        rows = range(self._tar.num_rows) if recipe.ranges is None else self._part(recipe.ranges[self.name])
+        self._rows = [row for row in rows if f"{self.name}/{self._tar.key(row)}" not in recipe.excluded]
+        self.num_rows = len(self._rows)
 
     def key(self, row: int) -> str:
         """Return the key of the sample at `row`."""
@@ -170,13 +212,46 @@ class EnergonShard(Shard):
 
     def read(self, row: int) -> Record:
         """Return the record at `row`, with the recipe's fields. Raises BadSampleError where a field has no value."""
-        row = self._rows[row]
         if self._recipe.fields is None:
-            return self._tar.read(row)
-        load = self._tar.loader(row)
-        parts = _Parts(self._tar.extensions(row), load)
-        fields = {name: parts.first(name, paths) for name, paths in self._recipe.fields.items()}
-        return Record(key=self._tar.key(row), fields=_shaped(self._recipe.kind, fields, self._mapping), load=load)
+            return self._tar.read(self._rows[row])
+        return Record(key=self.key(row), fields=shaped(self._recipe.kind, self.mapped(row), self._mapping), load=self.loader(row))
+
+    def mapped(self, row: int, folder: str = "") -> dict[str, Any]:
+        """Return the fields that the field map gives the sample at `row`; media are their extensions behind `folder`.
+
+        Raises BadSampleError where a field has no value.
+        """
+        parts = _Parts(self._tar.extensions(self._rows[row]), self.loader(row), folder)
+        return {name: parts.first(name, paths) for name, paths in (self._recipe.fields or {}).items()}
+
+    def loader(self, row: int) -> Callable[[str], bytes]:
+        """Return a function that reads a member of the sample at `row` by its extension; see `Record.load`."""
+        return self._tar.loader(self._rows[row])
+
+    def _part(self, part: Range) -> list[int]:
+        """Return the rows of a part of the samples, which are numbered with damaged ones; forget the damage of others.
+
+        Raises DatasetError where the archive has not as many as are counted, so that the numbers mean other samples.
+        """
+        at = self._tar.rejected_at
+        found = self._tar.num_rows + len(at)
+        if found != part.count and all(item.name for item in self.rejected):
+            raise DatasetError(
+                f"{self.name} of {self._recipe.root} has {found} samples, and {part.count} where it was prepared, so that a "
+                "subset would take others than are meant: run `energon prepare` again"
+            )
+        self.rejected = tuple(item for item in self.rejected if part.start <= at.get(item.name, part.start) < part.stop)
+        sound = sorted(set(range(found)).difference(at.values())) if at else range(found)
+        return [row for row, number in enumerate(sound) if part.start <= number < part.stop]
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the samples; see `Shard.prefetch`."""
+        self._tar.prefetch([self._rows[row] for row in rows])
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each sample; see `Shard.annotations`."""
+        self._tar.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the archive."""
@@ -186,9 +261,11 @@ class EnergonShard(Shard):
 class _Parts:
     """The tar members of one sample, each read at most once and only if a field comes from it."""
 
-    def __init__(self, extensions: tuple[str, ...], load: Callable[[str], bytes]) -> None:
+    def __init__(self, extensions: tuple[str, ...], load: Callable[[str], bytes], folder: str) -> None:
+        """`folder`: what is put in front of the extensions that media are called by."""
         self._extensions = extensions
         self._load = load
+        self._folder = folder
         self._values: dict[str, Any] = {}
 
     def first(self, field: str, paths: Paths) -> Any:
@@ -219,14 +296,14 @@ class _Parts:
 
     def _value(self, extension: str) -> Any:
         if extension not in self._values:
-            self._values[extension] = _part(extension, self._load)
+            self._values[extension] = _part(extension, self._load, self._folder)
         return self._values[extension]
 
 
-def _part(extension: str, load: Callable[[str], bytes]) -> Any:
+def _part(extension: str, load: Callable[[str], bytes], folder: str) -> Any:
     kind = extension.rsplit(".", 1)[-1]
     if kind not in _TEXT_PARTS | _JSON_PARTS | _NUMBER_PARTS:
-        return extension
+        return folder + extension
     data = load(extension)
     check_size(f"the {extension} member", len(data), MAX_ANNOTATION_BYTES)
     text = parse_text(data, f"the {extension} member")
@@ -236,29 +313,6 @@ def _part(extension: str, load: Callable[[str], bytes]) -> Any:
         return json.loads(text) if kind in _JSON_PARTS else int(text)
     except (ValueError, RecursionError) as err:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"the {extension} member is damaged: {err}") from err
-
-
-def _shaped(kind: str, fields: dict[str, Any], mapping: MappingSpec) -> Mapping[str, Any]:
-    """Return a sample's fields in the form that the mapping expects of its class."""
-    if mapping.text is None and kind == "VQASample":
-        question, answer = fields.get("context"), _best(fields.get("answers"), fields.get("answer_weights"))
-        if not isinstance(question, str):
-            raise BadSampleError(Reason.SCHEMA_ERROR, f"context: expected a string, got {type(question).__name__}")
-        if "image" in fields and mapping.image_placeholder not in question:
-            question = f"{mapping.image_placeholder}{question}"
-        return {**fields, "texts": [{"user": question, "assistant": answer}]}
-    if mapping.text is None and kind == "InterleavedSample":
-        return {**fields, "texts": fields.get("sequence")}
-    return fields
-
-
-def _best(answers: Any, weights: Any) -> Any:
-    """Return the answer with the largest weight, the first of equals; without usable weights the first answer."""
-    if not isinstance(answers, list) or not answers:
-        return answers
-    if isinstance(weights, list) and len(weights) == len(answers) and all(isinstance(w, int | float) for w in weights):
-        return answers[max(range(len(answers)), key=lambda index: weights[index])]
-    return answers[0]
 
 
 def _recipe(document: Mapping[str, Any], what: str, root: str, excluded: frozenset[str]) -> Recipe:
@@ -271,9 +325,16 @@ def _recipe(document: Mapping[str, Any], what: str, root: str, excluded: frozens
             "or with CrudeWebdataset, and name it after '#' in the path"
         )
     if kind == "CrudeSample":
-        return Recipe(root=root, kind=kind, fields=None, excluded=excluded)
-    if kind in _WITHOUT_TEXT:
-        raise DatasetError(f"{what} describes samples of {kind}, which are not taken; describe them as CrudeWebdataset")
+        parts = document.get("part_filter")
+        if parts is not None and not (isinstance(parts, list) and all(isinstance(part, str) for part in parts)):
+            raise DatasetError(f"{what} has a part_filter that is Python code and is not run; list the extensions that it admits")
+        return Recipe(
+            root=root,
+            kind=kind,
+            fields=None,
+            excluded=excluded,
+            parts=None if parts is None else frozenset(map(str.lower, parts)),
+        )
     fields = document.get("field_map")
     if not isinstance(fields, dict) or not all(isinstance(value, str) for value in fields.values()):
         raise DatasetError(f"{what} has no field_map from fields to parts like 'jpg' or 'json[caption]'; add one")

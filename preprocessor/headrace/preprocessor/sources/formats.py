@@ -13,18 +13,20 @@ from collections.abc import Callable, Sequence
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
-from headrace.preprocessor.sources import mds
+from headrace.preprocessor.sources import lance_table, litdata, mds
 
 _FIRST = {".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "Parquet", ".jsonl": "JSONL"}
 _FIRST |= dict.fromkeys(mds.SUFFIXES, "MDS")
 _FIRST_SUFFIXES = tuple(_FIRST)
 _ROWS = {".jsonl": "JSONL", ".ndjson": "JSONL", ".json": "JSON", ".csv": "CSV", ".tsv": "CSV"}
 _PACKED = {f"{end}{packing}": kind for end, kind in _ROWS.items() for packing in (".gz", ".zst", ".zstd", ".bz2")}
+_NAMED = {"LitData": litdata.CHUNK, "Lance": lance_table.FRAGMENT}
+"""Formats whose shards are told by other parts of their names than their ends."""
 _OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".arrow": "Arrow"} | _ROWS | _PACKED
 _FORMATS = _OTHERWISE | _FIRST
 SUFFIXES = tuple(_FORMATS)
 ENDS = f"{', '.join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), '.arrow'])}, also packed as .gz, .zst or .bz2"
-"""The ends of shards' names, in words."""
+"""The ends of shards' names, in words; LitData's chunks and Lance's fragments have names of their own."""
 
 # Files with the suffix of a shard that other tools write beside their shards.
 _DESCRIPTION = re.compile(
@@ -33,8 +35,6 @@ _DESCRIPTION = re.compile(
 )
 _MEDIA = tuple(f".{extension}" for extension in sorted(IMAGE_EXTENSIONS | AUDIO_EXTENSIONS))
 _REMEDIES = {
-    "Lance": (r"\.lance(?:/|$)", "write them as Parquet: lance.dataset(PATH).to_batches() and pyarrow.parquet"),
-    "LitData": (r"(?:^|/)chunk-\d+-\d+(?:\.\w+)?\.bin$", "write them as MDS or WebDataset tars"),
     "TFRecord": (r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$", "write them as WebDataset tars"),
     "Megatron's indexed tokens": (r"\.idx$", "give the texts that they were made from, as JSONL or Parquet"),
     "Feather": (r"\.feather$", "write them as Parquet"),
@@ -46,14 +46,20 @@ _REMEDIES = {
 """Formats that are not read: what tells them, and what to do."""
 
 
+def has_shard_name(name: str) -> bool:
+    """Whether a file is called as shards are."""
+    return name.endswith(SUFFIXES) or any(pattern.search(name) for pattern in _NAMED.values())
+
+
 def may_be_shard(name: str) -> bool:
-    """Whether a file found in a folder may be a shard: it has the suffix of one, and not the name of a description."""
-    return name.endswith(SUFFIXES) and not (name.endswith((".json", ".arrow")) and _DESCRIPTION.search(name))
+    """Whether a file found in a folder may be a shard: it is called as one, and not as a description."""
+    return has_shard_name(name) and not (name.endswith((".json", ".arrow")) and _DESCRIPTION.search(name))
 
 
 def format_of(name: str) -> str:
     """Return the format of the shard with that name."""
-    return next(kind for suffix, kind in _FORMATS.items() if name.endswith(suffix))
+    by_end = (kind for suffix, kind in _FORMATS.items() if name.endswith(suffix))
+    return next(by_end, None) or next(kind for kind, pattern in _NAMED.items() if pattern.search(name))
 
 
 def choose_format(shards: Sequence[str], files: Sequence[str], where: str, tell: Callable[[str], None]) -> list[str]:
@@ -62,11 +68,15 @@ def choose_format(shards: Sequence[str], files: Sequence[str], where: str, tell:
     `where` is the data set in messages; `tell` is called with a sentence where shards are left out. Raises DatasetError where
     several formats may be meant, or where a format is told that is not read.
     """
-    first = [name for name in shards if name.endswith(_FIRST_SUFFIXES)]
+    first = [name for name in shards if name.endswith(_FIRST_SUFFIXES) or format_of(name) in _NAMED]
     taken = _without_descriptions(first or list(shards))
     examples = {format_of(name): name for name in sorted(taken, reverse=True)}
     if len(examples) > 1:
         raise _mixed(examples, taken, where)
+    if "Lance" in examples:
+        raise DatasetError(
+            f"{where} holds a Lance data set ({examples['Lance']}): name its own folder, which has _versions in it"
+        )
     if taken and not first:
         _check_described(taken, files, where)
     if examples.keys() == {"Parquet"}:
@@ -103,7 +113,7 @@ def _without_descriptions(names: list[str]) -> list[str]:
 def _mixed(examples: dict[str, str], names: Sequence[str], where: str) -> DatasetError:
     kinds = " and ".join(f"{kind} ({name})" for kind, name in sorted(examples.items()))
     one = max(examples)  # archives hold the media, while files beside them often only describe it
-    suffix = next(suffix for suffix in SUFFIXES if examples[one].endswith(suffix))
+    suffix = next((suffix for suffix in SUFFIXES if examples[one].endswith(suffix)), ".bin")
     anywhere = "**/*" if any("/" in name for name in names) else "*"
     return DatasetError(
         f"{where} holds {kinds}, and a source is of one format: name those to train on, for example "
@@ -119,10 +129,7 @@ def _told(kind: str, files: Sequence[str], where: str) -> str | None:
 
 
 def _check_described(taken: Sequence[str], files: Sequence[str], where: str) -> None:
-    """Raise DatasetError if the shards taken belong to a format that is not read, or if there is one for each medium."""
-    for kind in ("Lance", "LitData"):
-        if told := _told(kind, files, where):
-            raise DatasetError(told)
+    """Raise DatasetError if there is a shard for each medium."""
     if told := _sidecar(taken, files, where):
         raise DatasetError(told)
 
@@ -151,4 +158,4 @@ def _check_folders(taken: Sequence[str], files: Sequence[str], where: str) -> No
 
 
 def _stem(name: str) -> str:
-    return name.removesuffix(next(suffix for suffix in SUFFIXES if name.endswith(suffix)))
+    return name.removesuffix(next((suffix for suffix in SUFFIXES if name.endswith(suffix)), ""))

@@ -14,14 +14,15 @@ from http import HTTPStatus
 from typing import Any, cast
 
 import fsspec
-from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
 from headrace.manifest import ShardInfo
-from headrace.preprocessor.sources import energon, hub_card, mds
-from headrace.preprocessor.sources.blob import filesystem, local_path, read_file
+from headrace.preprocessor.sources import energon, hub_card, lance_table, litdata, mds
+from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, url_of
 from headrace.preprocessor.sources.download import Retry
-from headrace.preprocessor.sources.formats import SUFFIXES, choose_format, format_of, may_be_shard, why_no_shard
+from headrace.preprocessor.sources.energon_join import check_join
+from headrace.preprocessor.sources.energon_selection import Selection, selection_of
+from headrace.preprocessor.sources.formats import choose_format, format_of, has_shard_name, may_be_shard, why_no_shard
 from headrace.preprocessor.sources.metadataset import is_metadataset
 from headrace.preprocessor.sources.splits import ALL, choose_split, split_of
 from headrace.printable import printable
@@ -55,7 +56,7 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
         )
     notes: list[str] = []
     try:
-        selection = energon.selection_of(source)
+        selection = selection_of(source)
         fs, path = filesystem(selection.root)
         wanted = source.split or (None if selection.split == "train" else selection.split)
         names, root = retry.call(lambda: _names(fs, path, selection, wanted, notes.append), source.path)
@@ -74,13 +75,14 @@ def _list_source(index: int, source: SourceSpec, retry: Retry) -> list[ShardInfo
     for note in dict.fromkeys(notes):  # once, even if the listing was tried again
         log.warning("source %s: %s", source.name, printable(note))
     return [
-        ShardInfo(source=index, url=_url(fs, posixpath.join(root, name)), name=f"{source.name}/{name}") for name in sorted(names)
+        ShardInfo(source=index, url=url_of(fs, posixpath.join(root, name)), name=f"{source.name}/{name}")
+        for name in sorted(names)
     ]
 
 
 def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
     """Raise DatasetError if a source's `media_root` is no folder (where it is local), or if its format has no use for it."""
-    holding = sorted({format_of(name) for name in names} & {"tar", "MDS"})
+    holding = sorted({format_of(name) for name in names} & {"tar", "MDS", "LitData"})
     if holding:
         raise DatasetError(f"source {source.name!r}: {holding[0]} shards hold their media; leave media_root out")
     path = local_path(source.media_root or "")
@@ -91,7 +93,7 @@ def _check_media_root(source: SourceSpec, names: Sequence[str]) -> None:
 
 
 def _names(
-    fs: fsspec.AbstractFileSystem, path: str, selection: energon.Selection, wanted: str | None, tell: Callable[[str], None]
+    fs: fsspec.AbstractFileSystem, path: str, selection: Selection, wanted: str | None, tell: Callable[[str], None]
 ) -> tuple[list[str] | None, str]:
     """Return the names of the shards and the folder they are relative to; the names are None where `path` does not exist.
 
@@ -106,14 +108,25 @@ def _names(
         missing = sorted(set(shards) - set(names))
         if missing:
             raise DatasetError(f"{selection.root} has no {missing[0]}, which its split {selection.split!r} lists; complete it")
+        if selection.joiner:
+            check_join(selection)
         return shards, root
+    if root == path and lance_table.is_dataset(names):
+        return lance_table.list_fragments(url_of(fs, root)), root
     visible = [name for name in names if not _is_hidden(name)]
     shards = _chosen(fs, root, visible, wanted, tell, whole=root == path)
     if not shards:
         raise DatasetError(why_no_shard(visible, selection.root))
-    of_mds = [name for name in shards if name.endswith(mds.SUFFIXES)]
-    others = [name for name in shards if not name.endswith(mds.SUFFIXES)]
-    return others + _indexed(fs, root, of_mds, whole=root == path), root
+    if selection.joiner or (selection.is_part and len(shards) > 1):
+        raise DatasetError(
+            f"{selection.root} is no prepared Energon data set, which alone says how many samples its shards have and can be "
+            "joined: run `energon prepare` for it"
+        )
+    if format_of(shards[0]) == "MDS":
+        return _indexed(fs, root, shards, _of_mds, whole=root == path), root
+    if format_of(shards[0]) == "LitData":
+        return _indexed(fs, root, shards, _of_litdata, whole=root == path), root
+    return shards, root
 
 
 def _chosen(
@@ -123,7 +136,7 @@ def _chosen(
 
     `whole`: whether they are all files of a folder. Raises DatasetError where it is not certain which are meant.
     """
-    where = _url(fs, root)
+    where = url_of(fs, root)
     shards = [name for name in files if is_shard(posixpath.join(root, name))]
     split: Callable[[str], str] = split_of
     if whole or len(shards) > 1:
@@ -158,8 +171,27 @@ def _relative(files: Sequence[str], root: str) -> list[str]:
     return [file[len(beginning) :] if file.startswith(beginning) else posixpath.relpath(file, root) for file in files]
 
 
-def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: bool) -> list[str]:
-    """Return those MDS shards that the index.json of their folder lists, one file for each shard.
+def _of_mds(data: bytes, present: set[str], whole: bool, path: str) -> list[str]:
+    return mds.choose_files(mds.parse_index(data, path), present, whole, path)
+
+
+def _of_litdata(data: bytes, present: set[str], whole: bool, path: str) -> list[str]:
+    names = litdata.parse_index(data, path).names
+    if whole and (missing := [name for name in names if name not in present]):
+        raise DatasetError(f"{path} lists {missing[0]}, which is not there; complete the data set or write its index again")
+    return [name for name in names if name in present]
+
+
+def _indexed(
+    fs: fsspec.AbstractFileSystem,
+    root: str,
+    names: list[str],
+    chosen_of: Callable[[bytes, set[str], bool, str], list[str]],
+    whole: bool,
+) -> list[str]:
+    """Return those MDS or LitData shards that the index.json of their folder lists, one file for each shard.
+
+    `chosen_of` returns those of an index, of the files that are present in its folder.
 
     Raises DatasetError where a folder has no index, or, if `whole`, a listed shard is missing.
     """
@@ -172,30 +204,40 @@ def _indexed(fs: fsspec.AbstractFileSystem, root: str, names: list[str], whole: 
         try:
             data = read_file(fs, path, mds.MAX_INDEX_BYTES)
         except FileNotFoundError as err:
-            raise DatasetError(f"there is no {path} beside {min(present)}; MDS shards need their index") from err
-        chosen += [posixpath.join(folder, name) for name in mds.choose_files(mds.parse_index(data, path), present, whole, path)]
+            raise DatasetError(f"there is no {path} beside {min(present)}; such shards need their index") from err
+        chosen += [posixpath.join(folder, name) for name in chosen_of(data, present, whole, path)]
     return chosen
 
 
 def _find(fs: fsspec.AbstractFileSystem, path: str) -> tuple[str, list[str] | None]:
     """Return the folder that names are relative to, and the files that `path` stands for; None where it does not exist."""
-    if not path.endswith(SUFFIXES) and _is_folder(fs, path):
+    if path.startswith(_WEB):
+        if not has_shard_name(path) and (files := _linked_files(fs, path)):
+            return path, files
+    elif not has_shard_name(path) and _is_folder(fs, path):
         return path, fs.find(path)
     if _is_file(fs, path):
         return posixpath.dirname(path), [path]
-    if path.endswith(SUFFIXES) and fs.isdir(path):
+    if has_shard_name(path) and fs.isdir(path):
         return path, fs.find(path)
     if _GLOB_CHARACTERS & set(path):
         fixed = path[: min(path.index(c) for c in _GLOB_CHARACTERS & set(path))]
-        return posixpath.dirname(fixed), [file for file in fs.glob(path) if _is_file(fs, file)]
+        return posixpath.dirname(fixed), _matching_files(fs, path)
     return path, None
 
 
-def _is_folder(fs: fsspec.AbstractFileSystem, path: str) -> bool:
-    """Whether `path` is a folder. Over HTTP only HTML pages are tried, as `fs.isdir` downloads a URL to look for links in it."""
-    if path.startswith(_WEB) and (_web_info(fs, path) or {}).get("mimetype") != "text/html":
-        return False
-    return bool(fs.isdir(path))
+def _linked_files(fs: fsspec.AbstractFileSystem, url: str) -> list[str]:
+    """Return the files that a web page links to, at any depth; none where the URL is no page, which is not downloaded then."""
+    if (_web_info(fs, url) or {}).get("mimetype") != "text/html":
+        return []
+    return [file for file in fs.find(url) if file != url]
+
+
+def _matching_files(fs: fsspec.AbstractFileSystem, pattern: str) -> list[str]:
+    """Return the files that match a glob, as their folders list them: no server is asked for each file."""
+    if isinstance(fs, LocalFileSystem):
+        return [file for file in fs.glob(pattern) if fs.isfile(file)]
+    return [file for file, info in fs.glob(pattern, detail=True).items() if info["type"] == "file"]
 
 
 def _is_file(fs: fsspec.AbstractFileSystem, path: str) -> bool:
@@ -221,12 +263,8 @@ def _web_info(fs: fsspec.AbstractFileSystem, url: str) -> Mapping[str, Any] | No
 
 def is_shard(url: str) -> bool:
     """Whether a path or URL names a shard, by its suffix; false for web URLs with a query or fragment, whose end says nothing."""
-    return url.endswith(SUFFIXES) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
+    return has_shard_name(url) and not (url.startswith(_WEB) and {"?", "#"} & set(url))
 
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith(".") for part in name.split("/"))
-
-
-def _url(fs: fsspec.AbstractFileSystem, path: str) -> str:
-    return os.path.abspath(path) if isinstance(fs, LocalFileSystem) else str(fs.unstrip_protocol(path))

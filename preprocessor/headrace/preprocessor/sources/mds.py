@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -65,7 +65,7 @@ class MdsShard(Shard):
     """A shard that is one MDS file, compressed or plain."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
-        self._blob = open_blob(url, cache)
+        self._blob = open_blob(url, cache, in_parts=url.endswith(".mds"))
         self._columns: tuple[Column, ...] = ()
         self._offsets = np.zeros(1, np.int64)
         self.num_rows = 0
@@ -101,6 +101,15 @@ class MdsShard(Shard):
         values = _split(data, self._columns)
         fields = {column.name: _decoded(column, value) for column, value in zip(self._columns, values, strict=True)}
         return Record(key=key, fields=fields, load=_no_files)
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the rows; see `Shard.prefetch`."""
+        self._blob.prefetch([(int(self._offsets[row]), int(self._offsets[row + 1])) for row in rows])
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each row; see `Shard.annotations`."""
+        self._blob.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the file."""
@@ -237,6 +246,8 @@ def _check_hashes(header: Mapping[str, Any], blob: Blob, url: str) -> None:
     indexed = parse_index(read_url(index_url, MAX_INDEX_BYTES), index_url)
     expected = next((shard.hashes for shard in indexed if name in map(posixpath.basename, shard.names)), {})
     digests = {algorithm: hashlib.new(algorithm) for algorithm in expected if algorithm in hashlib.algorithms_guaranteed}
+    if digests:
+        blob.fetch_whole()
     for start in range(0, blob.size if digests else 0, COPY_BYTES):
         chunk = blob.pread(start, COPY_BYTES)
         for digest in digests.values():

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image
 
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
@@ -88,7 +89,11 @@ def _array(kind: str | None, shape: tuple[int, ...] | None, data: bytes) -> list
         end = start + 1 + (data[start] >> 2) * sides.itemsize
         shape = tuple(np.frombuffer(data[start + 1 : end], sides).tolist())
         start = end
-    values = np.frombuffer(data[start:], kind)
+    return array_lists(np.frombuffer(data[start:], kind), shape)
+
+
+def array_lists(values: npt.NDArray[Any], shape: tuple[int, ...]) -> list[Any]:
+    """Return values in a shape as nested lists. Raises BadSampleError (too_large), ValueError if they do not fill the shape."""
     check_size("the array, as lists,", _list_bytes(shape, values.itemsize), MAX_MEDIUM_BYTES)
     lists: list[Any] = values.reshape(shape).tolist()
     return lists

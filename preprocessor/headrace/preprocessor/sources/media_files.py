@@ -20,8 +20,8 @@ from typing import Protocol
 from headrace.errors import DatasetError, HeadraceError
 from headrace.preprocessor import access
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
-from headrace.preprocessor.sources.blob import filesystem, local_path, read_file, unreadable_error
-from headrace.preprocessor.sources.energon import parse_selection
+from headrace.preprocessor.sources.blob import BlobCache, filesystem, local_path, read_file, unreadable_error
+from headrace.preprocessor.sources.energon_selection import parse_selection
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
 
@@ -39,8 +39,8 @@ class MediaFiles(Protocol):
         """Return the content of the file at the path `name` of a row; see `Record.load`."""
 
 
-def media_files(url: str, source: SourceSpec | None = None) -> MediaFiles:
-    """Return where the media are that the file at `url`, a shard of `source`, names.
+def media_files(url: str, source: SourceSpec | None = None, cache: BlobCache | None = None) -> MediaFiles:
+    """Return where the media are that the file at `url`, a shard of `source`, names; remote ones are kept in `cache`.
 
     Raises DatasetError where headrace.preprocessor.access forbids to read there.
     """
@@ -49,8 +49,13 @@ def media_files(url: str, source: SourceSpec | None = None) -> MediaFiles:
     place = media_root or folder
     inside = _fixed_folder(parse_selection(source.path).root) if source else folder
     if local_path(place) is None:
-        return _RemoteFiles(place, [place, folder, inside])
+        return _RemoteFiles(place, [place, folder, inside], cache)
     return _LocalFiles([one for one in (media_root, folder) if one and local_path(one) is not None], [place, folder, inside])
+
+
+def files_below(folder: str) -> MediaFiles:
+    """Return the files in a folder, a path or URL. Raises DatasetError where headrace.preprocessor.access forbids to read it."""
+    return _RemoteFiles(folder, [folder]) if local_path(folder) is None else _LocalFiles([folder], [folder])
 
 
 def _folder_of(url: str) -> str:
@@ -131,7 +136,8 @@ class _AbsentError(Exception):
 class _RemoteFiles:
     """Media files at URLs below `base`, read through fsspec; ".." leads no further than `roots`."""
 
-    def __init__(self, base: str, roots: list[str]) -> None:
+    def __init__(self, base: str, roots: list[str], cache: BlobCache | None) -> None:
+        self._cache = cache
         self._fs, self._base = filesystem(base)
         self._roots = list(dict.fromkeys(filesystem(root)[1].rstrip("/") for root in _beginning_alike(base, roots)))
 
@@ -140,6 +146,11 @@ class _RemoteFiles:
         path = _joined(self._base, name)
         if name.startswith("/") or not any(path.startswith(f"{root}/") for root in self._roots):
             raise _unsafe(name, "leads outside of the data set; give the URL of its media as the source's media_root")
+        if self._cache is None:
+            return self._read(path, name)
+        return self._cache.medium(str(self._fs.unstrip_protocol(path)), lambda: self._read(path, name))
+
+    def _read(self, path: str, name: str) -> bytes:
         try:
             return read_file(self._fs, path, MAX_MEDIUM_BYTES)
         except FileNotFoundError as err:

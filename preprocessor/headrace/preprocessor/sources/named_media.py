@@ -4,14 +4,14 @@ The names of columns become those that mappings look for by themselves:
 
     metadata.jsonl, .csv, .parquet    Hugging Face's ImageFolder and AudioFolder: `file_name` becomes `image` or `audio`,
                                       `file_names` `images` or `audios`, `input_file_name` `input`; `transcription` `text`
-    manifests of NeMo                 `audio_filepath` becomes `audio`
+    manifests of NeMo                 `audio_filepath` becomes `audio`, and a missing `offset` beside a `duration` is 0
 
 What the source's mapping names or ignores stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from headrace.mapping import MappingSpec
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
 from headrace.preprocessor.sources.base import Shard
+from headrace.preprocessor.sources.blob import BlobCache
 from headrace.preprocessor.sources.media_files import MediaFiles, media_files
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
@@ -35,9 +36,10 @@ _TEXTS = frozenset(("texts", "conversations", "messages", "caption", "text", "tx
 class NamedMedia:
     """The media that the rows of one file name."""
 
-    def __init__(self, url: str, source: SourceSpec | None) -> None:
+    def __init__(self, url: str, source: SourceSpec | None, cache: BlobCache | None = None) -> None:
         """`source` says where the media are and what its mapping names; None: those beside the file, and the usual mapping."""
         self._url = url
+        self._cache = cache
         self._source = source
         self._mapping = source.mapping if source else MappingSpec()
         self._is_metadata = url.rpartition("/")[2] in _METADATA
@@ -45,7 +47,7 @@ class NamedMedia:
     @cached_property
     def files(self) -> MediaFiles:
         """The files. Raises DatasetError where headrace.preprocessor.access forbids to read there."""
-        return media_files(self._url, self._source)
+        return media_files(self._url, self._source, self._cache)
 
     def check_access(self) -> None:
         """Raise DatasetError where headrace.preprocessor.access forbids to read the files."""
@@ -63,6 +65,8 @@ class NamedMedia:
                 changes["transcription"] = "text"
         changes = {name: new for name, new in changes.items() if name in fields and name not in named and new not in fields}
         fields = {changes.get(name, name): value for name, value in fields.items()}
+        if _NEMO in changes and "duration" in fields:
+            fields.setdefault("offset", 0)  # NeMo reads `duration` seconds from there on, which may be less than the file
         return Record(key=key, fields=fields, load=lambda name: self.files.load(name))
 
     def stored_paths(self, paths: Collection[str] | None) -> Collection[str] | None:
@@ -93,10 +97,10 @@ class NamedMedia:
 class TableShard(Shard):
     """A shard of a table, such as Parquet, whose rows may hold media or name them."""
 
-    def __init__(self, table: Shard, url: str, source: SourceSpec) -> None:
+    def __init__(self, table: Shard, url: str, source: SourceSpec, cache: BlobCache | None = None) -> None:
         """`table` is the shard at `url`, which this one takes over."""
         self._table = table
-        self._media = NamedMedia(url, source)
+        self._media = NamedMedia(url, source, cache)
         self.num_rows = table.num_rows
         self.rejected = table.rejected
 
@@ -115,6 +119,10 @@ class TableShard(Shard):
         """Yield the fields of each row, without loading what they name; see `Shard.annotations`."""
         for fields in self._table.annotations(self._media.stored_paths(paths)):
             yield None if fields is None else self._media.record("", dict(fields)).fields
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for rows; see `Shard.prefetch`."""
+        self._table.prefetch(rows)
 
     def close(self) -> None:
         """Close the file."""

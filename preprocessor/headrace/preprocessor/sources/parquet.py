@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, repeat
 from pathlib import Path
@@ -30,7 +30,7 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources import parquet_rows
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob, unreadable_error
+from headrace.preprocessor.sources.blob import Blob, BlobCache, Span, open_blob, unreadable_error
 from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, expanded_bytes, most_unpacked_bytes, rows_at_once
 from headrace.preprocessor.sources.parquet_memory import CACHE, SERIALS
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -39,6 +39,11 @@ log = logging.getLogger(__name__)
 
 UNIT_BYTES = 64 * 2**20
 """Unpacked bytes up to which neighbouring row groups share a file of the cache, which would hold a crowd of files otherwise."""
+FOOTER_BYTES = 64 * 2**10
+"""Read of a remote file's end at once: its footer, mostly."""
+RANGED_GROUP_BYTES = 8 * 2**20
+"""Bytes of a row group up to which it is read alone from a remote file, and decoded in memory. For a larger one all of the file
+is fetched, as a single row takes a large part of it."""
 IN_MEMORY_BYTES = 2**20
 """Unpacked bytes of a whole Parquet file that is not worth a file of the cache."""
 RETRY_S = 60.0
@@ -63,7 +68,8 @@ class ParquetShard(Shard):
         self._serial = next(SERIALS)
         self.num_rows = 0
         self.rejected = ()
-        self._blob = open_blob(url, cache)
+        self._blob = open_blob(url, cache, in_parts=True)
+        self._blob.prefetch([(max(0, self._blob.size - FOOTER_BYTES), self._blob.size)])
         failure = _cut_short(self._blob)
         if failure is None:
             try:
@@ -109,6 +115,11 @@ class ParquetShard(Shard):
             raise BadSampleError(Reason.SCHEMA_ERROR, f"a cell has no value in Python, cast its column: {err}") from err
         return Record(key=key, fields=fields, load=_no_files)
 
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the row groups that rows are in, where single ones are read; see `Shard.prefetch`."""
+        groups = {bisect_right(self._starts, row) - 1 for row in rows}
+        self._blob.prefetch([_span(self._metadata.row_group(group)) for group in sorted(groups) if self._is_ranged(group)])
+
     def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
         """Yield the fields of each row, decoding only the columns that are asked for; see `Shard.annotations`."""
         columns = None
@@ -144,6 +155,10 @@ class ParquetShard(Shard):
 
     def _unpacked_cells(self, row: int, group: int) -> pa.RecordBatch | None:
         """Return a row of an unpacked row group as a batch, unpacking it first if need be; None where it is not to be."""
+        if self._is_ranged(group):
+            return None
+        if not self._blob.is_local:
+            self._blob.fetch_whole()
         unit = self._units[bisect_right(self._units, group, key=lambda unit: unit.start) - 1]
         if self._cache is None or time.monotonic() < self._no_room_until_s.get(unit, 0.0):
             return None
@@ -156,6 +171,11 @@ class ParquetShard(Shard):
             return None
         first = self._starts[unit.start]
         return parquet_rows.read_row(file, self._schema, len(unit), group - unit.start, row - first)
+
+    def _is_ranged(self, group: int) -> bool:
+        """Whether a row group is read alone, by ranges, as long as the file is on its server."""
+        begin, end = _span(self._metadata.row_group(group))
+        return not self._blob.is_local and end - begin <= RANGED_GROUP_BYTES
 
     def _unpack(self, unit: range, file: io.FileIO, reserve: Callable[[int], None]) -> None:
         """Unpack neighbouring row groups into a new file of the cache."""
@@ -202,6 +222,14 @@ def _values(batch: pa.RecordBatch) -> list[dict[str, Any]] | list[None]:
     except (ValueError, OverflowError, pa.ArrowException):
         return [None] * batch.num_rows
     return rows
+
+
+def _span(group: Any) -> Span:
+    """Return the place of a row group in its file."""
+    columns = [group.column(number) for number in range(group.num_columns)]
+    begins = [min(filter(None, (column.dictionary_page_offset, column.data_page_offset)), default=0) for column in columns]
+    ends = [begin + column.total_compressed_size for begin, column in zip(begins, columns, strict=True)]
+    return min(begins, default=0), max(ends, default=0)
 
 
 def _units(sizes: list[int]) -> list[range]:

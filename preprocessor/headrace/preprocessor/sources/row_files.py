@@ -24,7 +24,7 @@ class RowFileShard(Shard):
     def __init__(self, url: str, cache: BlobCache | None = None, source: SourceSpec | None = None) -> None:
         """`source` says where the media are and what its mapping names; None: those beside the file, and the usual mapping."""
         self._blob = open_blob(url, cache)
-        self._media = NamedMedia(url, source)
+        self._media = NamedMedia(url, source, cache)
         self._media.check_access()
         rejected: list[Rejected] = []
         if codec := next((codec for end, codec in CODECS.items() if url.endswith(end)), None):

@@ -95,6 +95,11 @@ def scan(blob: Blob) -> Iterator[TarMember | Damage]:
             offset = _resynchronise(blob, offset + BLOCK)
 
 
+def is_header(block: bytes) -> bool:
+    """Whether a block is a sound header of today's kind, which has the magic; a member's data may hold such blocks too."""
+    return block[257:262] == b"ustar" and _checksum_holds(block)
+
+
 def _parse(block: bytes) -> _Header:
     if not _checksum_holds(block):
         raise _HeaderError("wrong checksum")
@@ -198,7 +203,7 @@ def _resynchronise(blob: Blob, offset: int) -> int:
     while offset < blob.size:
         chunk = blob.pread(offset, _SCAN_BYTES)
         for start in range(0, len(chunk) - BLOCK + 1, BLOCK):
-            if chunk[start + 257 : start + 262] == b"ustar" and _checksum_holds(chunk[start : start + BLOCK]):
+            if is_header(chunk[start : start + BLOCK]):
                 return offset + start
         offset += _SCAN_BYTES
     return blob.size

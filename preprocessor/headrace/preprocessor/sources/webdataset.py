@@ -13,7 +13,7 @@ A json member that is a list of turns is the conversation.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from headrace.preprocessor.records.record import Record
@@ -22,6 +22,7 @@ from headrace.preprocessor.sources.base import MAX_ANNOTATION_BYTES, MAX_MEDIUM_
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.preprocessor.sources.sample_index import SampleIndex, Span
 from headrace.preprocessor.sources.tar import Damage, TarMember, scan
+from headrace.preprocessor.sources.tar_walk import walking
 from headrace.preprocessor.sources.unpacked import unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
@@ -34,13 +35,16 @@ _ENDS = {"gzip": "gz", "zstd": "zst", "bz2": "bz2"}
 class WebDatasetShard(Shard):
     """A shard that is one WebDataset tar archive, plain or packed."""
 
-    def __init__(self, url: str, cache: BlobCache | None = None) -> None:
+    def __init__(self, url: str, cache: BlobCache | None = None, parts: Collection[str] | None = None) -> None:
+        """`parts`: extensions of the members that samples have; None: all."""
         index = _Index()
-        self._blob = open_blob(url, cache)
+        self._parts = parts
+        self._blob = open_blob(url, cache, in_parts=url.endswith(".tar"))
         packing = _PACKED.match(self._blob.pread(0, 10))
         codec = packing and packing.lastgroup
         if codec is None:
-            index.add_archive(self._blob)
+            with walking(self._blob, cache, url) as headers:
+                index.add_archive(headers)
         elif url.endswith(".tar"):
             index.reject(
                 "", Reason.ARCHIVE_CORRUPT, f"{codec} data under the name .tar; name it .tar.{_ENDS[codec]} or unpack it"
@@ -53,6 +57,9 @@ class WebDatasetShard(Shard):
         self._samples = SampleIndex(item for item in index.samples.items() if item[0] not in index.rejected_keys)
         self.num_rows = len(self._samples)
         self.rejected = tuple(index.rejected)
+        places = enumerate(index.samples) if index.rejected_keys else ()
+        self.rejected_at = {key: place for place, key in places if key in index.rejected_keys}
+        """Numbers that rejected samples have among all of the archive's, by key."""
 
     def key(self, row: int) -> str:
         """Return the key of the sample at `row`."""
@@ -63,7 +70,7 @@ class WebDatasetShard(Shard):
 
         KEY.text or KEY.transcript stand for KEY.txt where there is none.
         """
-        spans = self._samples.spans(row)
+        spans = self._spans(row)
         fields: dict[str, Any] = {}
         text = next((name for name in _TEXTS if name in spans), None)
         if text is not None:
@@ -77,15 +84,33 @@ class WebDatasetShard(Shard):
 
     def extensions(self, row: int) -> tuple[str, ...]:
         """Return the extensions of the members of the sample at `row`, in the archive's order."""
-        return tuple(self._samples.spans(row))
+        return tuple(self._spans(row))
 
     def loader(self, row: int) -> Callable[[str], bytes]:
         """Return a function that reads a member of the sample at `row` by its extension; see `Record.load`."""
-        return self._loader(self._samples.spans(row))
+        return self._loader(self._spans(row))
+
+    def prefetch(self, rows: Sequence[int]) -> None:
+        """Ask for the members of samples; see `Shard.prefetch`."""
+        spans = (span for row in rows for span in self._spans(row).values())
+        self._blob.prefetch([(span.offset, span.offset + span.size) for span in spans])
+
+    def fetch_whole(self) -> None:
+        """Prepare to read all of the archive. Raises DatasetError where that fails."""
+        self._blob.fetch_whole()
+
+    def annotations(self, paths: Collection[str] | None) -> Iterator[Mapping[str, Any] | None]:
+        """Yield the fields of each sample; see `Shard.annotations`."""
+        self.fetch_whole()
+        yield from super().annotations(paths)
 
     def close(self) -> None:
         """Close the archive."""
         self._blob.close()
+
+    def _spans(self, row: int) -> dict[str, Span]:
+        spans = self._samples.spans(row)
+        return spans if self._parts is None else {name: span for name, span in spans.items() if name in self._parts}
 
     def _loader(self, spans: Mapping[str, Span]) -> Callable[[str], bytes]:
         def load(extension: str) -> bytes:

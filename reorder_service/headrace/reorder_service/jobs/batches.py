@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -42,9 +43,9 @@ class GlobalBatches:
         self._num_samples = 0
         self._spec = spec
         self._epochs = (spec.epochs or 1) if spec.epochs is not None or spec.steps is None else None
-        ends = [source.max_epochs for source in spec.sources if source.max_epochs is not None]
+        ends = [source.max_epochs / (source.repetitions or 1) for source in spec.sources if source.max_epochs is not None]
         if self._epochs is None and len(ends) == len(spec.sources):
-            self._epochs = max(ends)
+            self._epochs = math.ceil(max(ends))
         self._limit = None if spec.steps is None else spec.steps * spec.global_batch
         self._manifest = manifest
         self.changes = changes

@@ -78,6 +78,7 @@ class CountedShards:
                 shards=np.flatnonzero(self.shards.sources == s),
                 weight=source.weight,
                 max_epochs=source.max_epochs,
+                repetitions=source.repetitions or 1,
             )
             for s, source in enumerate(self._spec.sources)
         ]

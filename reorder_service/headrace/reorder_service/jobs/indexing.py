@@ -25,16 +25,17 @@ class Indexing:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._first: list[int] | None = None
 
-    def go_on(self, group: asyncio.TaskGroup, step: int) -> None:
-        """Begin to count the shards that come next on the way to `step`, and of BLOCKS_AHEAD blocks more, as tasks of the group.
+    def go_on(self, group: asyncio.TaskGroup, step: int, *, ahead: bool = True) -> None:
+        """Begin to count the shards that come next on the way to `step`, as tasks of the group; if `ahead`, BLOCKS_AHEAD more.
 
-        The first block of each source is counted alone: remote shards are downloaded to be counted, and a job that begins waits
-        for these. Raises JobFailedError where a source has no usable sample; the group raises it where a shard cannot be read.
+        The first block of each source is counted alone, and a job without a plan should count none ahead: some shards are
+        downloaded to be counted, and a job that begins waits for its first batch. Raises JobFailedError where a source has no
+        usable sample; the group raises it where a shard cannot be read.
         """
         if self._first is None:
             self._first = self._batches.to_count(step)
         first = [shard for shard in self._first if self._manifest.num_rows[shard] == UNCOUNTED]
-        for place, shard in enumerate(first or self._batches.to_count(step, BLOCKS_AHEAD)):
+        for place, shard in enumerate(first or self._batches.to_count(step, BLOCKS_AHEAD if ahead else 0)):
             if shard not in self._tasks:
                 self._tasks[shard] = group.create_task(self._count(shard, (step, WorkKind.INDEX, place)))
 

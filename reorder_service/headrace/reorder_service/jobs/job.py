@@ -242,7 +242,7 @@ class JobRun:
                 while self._may_plan():
                     group.create_task(self._prepare(self.cursor.next_step))
                     self.cursor.next_step += 1
-                indexing.go_on(group, max(self.cursor.next_step, self.cursor.awaited_step))
+                indexing.go_on(group, max(self.cursor.next_step, self.cursor.awaited_step), ahead=bool(self.cursor.planned))
                 self._changed.clear()
                 await self._changed.wait()
             indexing.stop()

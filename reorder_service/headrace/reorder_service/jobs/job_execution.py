@@ -87,7 +87,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         frozen=frozen,
         frozen_projectors=spec.of_units("frozen_projector"),
         frozen_shares=frozen_shares,
-        checkpointing=spec.of_units("checkpointing"),
+        checkpointing=[unit for unit, value in spec.of_units("checkpointing").items() if value is True],
         measured=measured,
     )
     return Execution(

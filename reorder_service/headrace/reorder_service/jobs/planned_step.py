@@ -271,6 +271,8 @@ class PlannedStep:
             measured=None if costs is None else costs.coefficients,
             tp=spec.execution.of_units("tp"),
             checkpointing=spec.execution.of_units("checkpointing"),
+            frozen=spec.execution.of_units("frozen"),
+            bf16_residual=spec.execution.of_units("fp32_residual_connection"),
             backward_factors=execution.backward_factors,
         )
         self.estimated, self.costs = estimated.seconds, self.correction.seconds(estimated.seconds)

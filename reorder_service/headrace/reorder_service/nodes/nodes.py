@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection
 from contextlib import suppress
 
-from headrace.errors import ConflictError, HeadraceError, SupersededError, UnavailableError, UserError
+from headrace.errors import ConflictError, HeadraceError, UnavailableError, UserError
 from headrace.limits import MAX_NODE_NAME
 from headrace.observability.logs import pairs
 from headrace.reorder_service.jobs.formation import Formation
@@ -18,7 +18,7 @@ from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.nodes.clock import Clock
 from headrace.reorder_service.nodes.membership import LEASE_S, Membership, Record
-from headrace.reorder_service.nodes.node_stream import NodeStream
+from headrace.reorder_service.nodes.node_stream import NodeStream, NodeStreams
 from headrace.reorder_service.nodes.snapshots import (
     Change,
     Successor,
@@ -31,6 +31,7 @@ from headrace.reorder_service.nodes.snapshots import (
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
+from headrace.snapshot import processes_of
 from headrace.v1.membership_pb2 import NodeHello, Recovered, Snapshot
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class Nodes:
         self._clock = Clock()
         self._membership: Membership | None = None
         self._templates: Templates | None = None
-        self._streams: dict[str, NodeStream] = {}
+        self._streams = NodeStreams()
         self._changed = asyncio.Event()
         self._formed = asyncio.Event()
         self._saving = asyncio.Lock()
@@ -96,13 +97,11 @@ class Nodes:
             self._dismiss(HeadraceError(self.snapshot.error))
 
     def _dismiss(self, error: HeadraceError | None) -> None:
-        for stream in self._streams.values():
-            stream.end(error)
-        self._streams.clear()
+        self._streams.end(error)
 
     @property
     def connected(self) -> bool:
-        """Whether any node is connected."""
+        """Whether any process of a node is connected."""
         return bool(self._streams)
 
     def _forget(self, why: str) -> None:
@@ -115,10 +114,10 @@ class Nodes:
     # -- what nodes say -----------------------------------------------------------------------------------------------
 
     def join(self, hello: NodeHello) -> NodeStream:
-        """Take in a node that connects, for the first time or again, and return its stream.
+        """Take in a process of a node that connects, for the first time or again, and return its stream.
 
-        Raises UserError for an invalid name or address, ConflictError where the node does not fit the job or the other nodes, and
-        UnavailableError while the nodes of an ended training still save.
+        The node is a member once all its processes are connected. Raises UserError for an invalid name or address, ConflictError
+        where the node does not fit the job or the others, and UnavailableError while the nodes of an ended training still save.
         """
         job, name = self._run.name, hello.node
         membership, is_new = self._membership, not hello.generation
@@ -129,26 +128,30 @@ class Nodes:
                 f"node {name[:MAX_NODE_NAME]!r} of job {job!r} with address {hello.address[:MAX_NODE_NAME]!r}: a node needs a "
                 f"name and HOST:PORT, of at most {MAX_NODE_NAME} characters"
             )
+        if not 0 <= hello.process < processes_of(hello.spec):
+            raise UserError(f"process {hello.process} of node {name!r}, of which each has {processes_of(hello.spec)}")
         if is_new and membership is not None and membership.closing:
             raise UnavailableError(f"job {job!r} takes nodes when those that it had have saved what they have")
         is_in = membership is not None and membership.includes(name)
         if not (is_new or is_in) and (self._is_over or self.snapshot.error):  # it has not heard yet that training is over
-            stream = NodeStream(name)
+            stream = NodeStream(hello)
             stream.tell(self.snapshot)
             stream.end()
             return stream
-        if membership is None or not (membership.formed or membership.closing or membership.connected):
+        if membership is None or not (membership.formed or membership.closing or self._streams):
             record = Record(spec=hello.spec, snapshot=self.snapshot, job_generation=self._run.generation)
             membership = self._membership = Membership(job, record)
             self._templates = None
         if hello.spec != membership.record.spec:
             raise ConflictError(f"node {name!r} has another specification than the first node of job {job!r}: start all alike")
-        membership.hello(name, hello.address, hello.generation, self._clock.now_s(), leaving=hello.leaving)
-        log.info("node joined %s", pairs(job=job, node=name, address=hello.address, generation=hello.generation))
-        former = self._streams.get(name)
-        if former is not None:
-            former.end(SupersededError(f"node {name!r} of job {job!r} joined again from elsewhere"))
-        stream = self._streams[name] = NodeStream(name)
+        stream = NodeStream(hello, self._clock.now_s())
+        streams = [*(other for other in self._streams.of(name) if other.process != stream.process), stream]
+        if len(streams) == processes_of(hello.spec):
+            address = min(streams, key=lambda other: other.process).address
+            generation, leaving = min(other.generation for other in streams), any(other.leaving for other in streams)
+            membership.hello(name, address, generation, stream.heard_s, leaving=leaving)
+            log.info("node joined %s", pairs(job=job, node=name, address=address, generation=generation))
+        self._streams.add(stream)
         if membership.formed or membership.closing:
             stream.tell(self.snapshot)
         self._changed.set()
@@ -156,14 +159,16 @@ class Nodes:
         return stream
 
     def hear(self, stream: NodeStream) -> None:
-        """Note that a node was heard."""
+        """Note that a process of a node was heard."""
+        stream.heard_s = self._clock.now_s()
         if (membership := self._membership_of(stream)) is not None:
-            membership.hear(stream.node, self._clock.now_s())
+            membership.hear(stream.node, min(one.heard_s for one in self._streams.of(stream.node)))
 
     def leave(self, stream: NodeStream) -> None:
         """Note that a node has announced that it is going to end."""
         if (membership := self._membership_of(stream)) is not None:
             log.info("node leaves %s", pairs(job=self._run.name, node=stream.node))
+            stream.leaving = True
             membership.leave(stream.node)
             self._changed.set()
 
@@ -190,22 +195,28 @@ class Nodes:
                 self.recoveries.append(message)
 
     def end(self, stream: NodeStream, why: str, *, done: bool = False) -> None:
-        """Remove a node whose stream has ended. `done`: whether it had said that it had nothing left to do."""
-        if self._streams.get(stream.node) is stream:
-            del self._streams[stream.node]
+        """Remove a node of which a process's stream has ended, and with it its other processes.
+
+        `done`: whether the process had said that it had nothing left to do; then the others have their own say.
+        """
+        if self._streams.discard(stream):
             if self._membership is not None and self._clock.held_up(LEASE_S):
                 self._membership.excuse(stream.node, self._clock.now_s())  # it found no answer here and may come back
             else:
-                self._remove(stream.node, why, done=done)
+                siblings = self._streams.of(stream.node)
+                self._remove(stream.node, f"process {stream.process}: {why}" if siblings else why, done=done)
 
     def _remove(self, node: str, why: str, *, done: bool = False) -> None:
+        """Remove a node, and end the streams of those of its processes that still have one, unless it is done."""
+        if not done:
+            self._streams.lose(node, why)
         if self._membership is not None and self._membership.remove(node, why, done=done):
             log.warning("node lost %s", pairs(job=self._run.name, node=node, why=why))
         self._changed.set()
 
     def _membership_of(self, stream: NodeStream) -> Membership | None:
         """Return the membership, or None where the node is no longer in it by this stream."""
-        return self._membership if self._streams.get(stream.node) is stream else None
+        return self._membership if stream in self._streams else None
 
     @property
     def present(self) -> list[tuple[str, bool, bool]]:
@@ -225,10 +236,7 @@ class Nodes:
             await self._clock.sleep(LOOK_S)
             late = self._membership.late(self._clock.now_s()) if self._membership is not None else {}
             for node, why in late.items():
-                stream = self._streams.pop(node, None)
-                if stream is not None:
-                    stream.end(UnavailableError(f"node {node!r} was {why} and taken for lost: join again"))
-                self._remove(node, why)
+                self._remove(node, self._streams.silent(node, why))
             if self._end_of_job():
                 self._changed.set()
 
@@ -356,10 +364,10 @@ class Nodes:
         """Save the record in the store, and then send its snapshot to all nodes."""
         snapshot, streams = record.snapshot, self._streams
         if not snapshot.nodes:  # nodes that come from now on begin a new membership
-            self._membership, self._streams, self.snapshot = None, {}, snapshot
+            self._membership, self._streams, self.snapshot = None, NodeStreams(), snapshot
         await self._save(record)
         self.snapshot = snapshot
-        for stream in streams.values():
+        for stream in streams:
             stream.tell(snapshot)
             if not snapshot.nodes:
                 stream.end()

@@ -1,6 +1,6 @@
 """Snapshots of the pipelines that a job's nodes form: turns messages into input for reorder_service.recovery, and back.
 
-Pure: no stream, no store, no clock. A node has one GPU here, so each stage of a template is one node.
+Pure: no stream, no store, no clock. Each GPU of a node is a process here, with a stage to itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import accumulate, chain
 import numpy as np
 
 from headrace.errors import UnrecoverableError, UserError
-from headrace.limits import MAX_LAYERS, MAX_NODES, MAX_RECOVERABLE_MICROBATCHES
+from headrace.limits import MAX_GPUS_PER_NODE, MAX_LAYERS, MAX_NODES, MAX_RECOVERABLE_MICROBATCHES
 from headrace.plan import Topology
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.planning.batch import Floats, make_batch
@@ -22,7 +22,7 @@ from headrace.reorder_service.recovery.instantiation import distribute, instanti
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, Stage, Templates, plan_templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline
 from headrace.reorder_service.recovery.recovery_choice import Circumstances, OnLoss, choose, iteration_time
-from headrace.snapshot import NOBODY
+from headrace.snapshot import NOBODY, processes_of, size_in_words
 from headrace.v1 import membership_pb2
 from headrace.v1.membership_pb2 import Snapshot
 
@@ -67,11 +67,14 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
         (spec.num_nodes, MAX_NODES, "nodes"),
         (spec.num_microbatches, MAX_RECOVERABLE_MICROBATCHES, "microbatches"),
         (num_layers, MAX_LAYERS, "layers"),
+        (spec.gpus_per_node, MAX_GPUS_PER_NODE, "GPUs of a node"),
     ):
         if number > limit:
             raise UserError(f"{number} {what} are more than the {limit} that pipelines are planned for: give fewer")
     if spec.on_loss and spec.on_loss not in set(OnLoss):
         raise UserError(f"on_loss {spec.on_loss!r} is none of {', '.join(OnLoss)}")
+    if spec.gpus_per_node < 0:
+        raise UserError(f"nodes of {spec.gpus_per_node} GPUs are none: give gpus_per_node as at least 1")
     if spec.num_nodes < 1 or spec.max_failures < 0 or spec.num_microbatches <= spec.max_failures:
         raise UserError(
             f"{spec.num_nodes} nodes that outlast {spec.max_failures} failures with {spec.num_microbatches} microbatches are "
@@ -83,6 +86,7 @@ def templates_of(spec: membership_pb2.NodesSpec) -> Templates:
             seconds=np.array(profile.seconds, np.float64).reshape(-1, 1),
             gpu_bytes=np.array(profile.layer_bytes, np.int64).reshape(-1, 1),
             memory_bytes=profile.memory_bytes,
+            gpus_per_node=processes_of(spec),
         )
     except ValueError as err:
         raise UserError(f"the profile of the nodes' model does not fit together: {err}") from err
@@ -168,8 +172,8 @@ def _reroute(
     )
     for pipeline, message, is_it in zip(before, former.pipelines, is_whole, strict=True):
         copied = snapshot.pipelines.add(stages=message.stages, num_microbatches=next(counts) if is_it else 0)
-        for node, stage in zip(pipeline.nodes, copied.stages, strict=True):
-            stage.rank = ranks.get(node, NOBODY)
+        for planned, stage in zip(pipeline.template.stages, copied.stages, strict=True):
+            stage.rank = ranks.get(pipeline.nodes[planned.node], NOBODY)
 
 
 def job_formation(formation: membership_pb2.Formation, profile: membership_pb2.ModelProfile) -> Formation:
@@ -195,9 +199,7 @@ def _pipeline_shape(pipeline: membership_pb2.Pipeline, profile: membership_pb2.M
 
 def shape(snapshot: Snapshot) -> str:
     """Return the number of nodes in each pipeline, as in "3+2+(1)"; brackets mark a pipeline that lacks a node."""
-    sizes = [sum(stage.rank != NOBODY for stage in pipeline.stages) for pipeline in snapshot.pipelines]
-    whole = [size == len(pipeline.stages) for size, pipeline in zip(sizes, snapshot.pipelines, strict=True)]
-    return "+".join(str(size) if is_it else f"({size})" for size, is_it in zip(sizes, whole, strict=True))
+    return "+".join(map(size_in_words, snapshot.pipelines))
 
 
 def warm_up() -> None:
@@ -220,8 +222,8 @@ def _pipelines(templates: Templates, snapshot: Snapshot) -> list[Pipeline]:
     names = {rank: node.name for rank, node in enumerate(snapshot.nodes)}
     return [
         Pipeline(
-            template=templates.of_size[len(pipeline.stages)],
-            nodes=tuple(names.get(stage.rank, _LOST) for stage in pipeline.stages),
+            template=templates.of_size[sum(stage.process == 0 for stage in pipeline.stages)],
+            nodes=tuple(names.get(stage.rank, _LOST) for stage in pipeline.stages if stage.process == 0),
         )
         for pipeline in snapshot.pipelines
     ]
@@ -245,7 +247,11 @@ def _messages(
 def _stage(stage: Stage, start: int, rank: int) -> membership_pb2.PipelineStage:
     """Build the message of one stage. `start`: index of the unit's first layer within the whole model."""
     return membership_pb2.PipelineStage(
-        rank=rank, unit=stage.unit, first_layer=stage.layers.start - start, end_layer=stage.layers.stop - start
+        rank=rank,
+        process=stage.gpu,
+        unit=stage.unit,
+        first_layer=stage.layers.start - start,
+        end_layer=stage.layers.stop - start,
     )
 
 

@@ -15,6 +15,7 @@ import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,8 @@ class SourceShards:
     weight: float | None = None
     max_epochs: int | None = None
     """How often the source gives its samples at most; None: for ever."""
+    repetitions: float = 1
+    """How often an epoch of the job has the source's samples, if it has no weight."""
 
 
 def permutation(n: int, key: int) -> Int64:
@@ -179,6 +182,7 @@ class GlobalOrder:
             SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle=shuffle) for source in sources
         ]
         self._max_epochs = [source.max_epochs for source in sources]
+        self._repetitions = [Fraction(str(source.repetitions)) for source in sources]  # as it is written: 0.29 * 100 are 29
         self._changes = changes
         self._most: dict[int, int] = {}  # source -> samples that it gives in all, of those whose end is known
         self._mixture: Mixture | None = None
@@ -224,30 +228,29 @@ class GlobalOrder:
         if self.is_counted:
             return self.num_samples(epochs) >= stop
         given = self._mixture.given(stop)
-        return any(
-            self._mixture.is_endless(s) and self._epochs_of(s, epochs) * order.num_samples > given[s]
-            for s, order in enumerate(self._orders)
-        )
+        return any(self._mixture.is_endless(s) and self._num_given(s, epochs) > given[s] for s in range(len(self._orders)))
 
     def num_samples(self, epochs: int) -> int:
-        """Return the number of places until every source has given all of its samples `epochs` times.
+        """Return the number of places until every source has given all of its samples `epochs` times, or by its repetitions.
 
         With weights, the other sources repeat more often than the last. A source whose weight becomes 0 before that is not waited
         for, and one that may not give its samples as often only until it has given its last. Every shard must be counted.
         """
         assert self._mixture is not None
-        last = [
-            self._mixture.place(s, self._epochs_of(s, epochs) * order.num_samples - 1) for s, order in enumerate(self._orders)
-        ]
+        given = [self._num_given(s, epochs) for s in range(len(self._orders))]
+        if not any(given):  # repetitions that leave no whole sample
+            given = [1] * len(given)
+        last = [self._mixture.place(s, number - 1) for s, number in enumerate(given) if number]
         return 1 + max(place for place in last if place is not None)
 
     def shares(self, place: int) -> npt.NDArray[np.float64] | None:
         """Return the share of each source in the samples from a place on: (number of sources,). None while it is not known."""
         return None if self._mixture is None else self._mixture.shares(place)
 
-    def _epochs_of(self, source: int, epochs: int) -> int:
-        """Return how often a source gives its samples until the end of so many epochs."""
-        return min(epochs, self._max_epochs[source] or epochs)
+    def _num_given(self, source: int, epochs: int) -> int:
+        """Return how many samples a source gives until the end of so many epochs, of those that are counted; rounded down."""
+        times = epochs * self._repetitions[source]
+        return int(min(times, self._max_epochs[source] or times) * self._orders[source].num_samples)
 
     def _mix(self) -> None:
         """Mix the sources as soon as that is possible, and again when it is known where one of them ends.
@@ -258,9 +261,13 @@ class GlobalOrder:
             s: n * order.num_samples for s, order in enumerate(self._orders) if (n := self._max_epochs[s]) and order.is_counted
         }
         if self._mixture is None or most != self._most:
-            weights = self._weights or ([order.num_samples for order in self._orders] if self.is_counted else None)
+            weights = self._weights or (self._sizes() if self.is_counted else None)
             if weights is not None:
                 self._most, self._mixture = most, Mixture(weights, self._changes, most)
+
+    def _sizes(self) -> Weights:
+        """Return how many samples an epoch has of each source, which need not be whole numbers."""
+        return [float(order.num_samples * times) for order, times in zip(self._orders, self._repetitions, strict=True)]
 
     def refs(self, start: int, stop: int) -> list[SampleRef]:
         """Return the samples at places start .. stop - 1. Their shards must be counted, see `to_count`."""

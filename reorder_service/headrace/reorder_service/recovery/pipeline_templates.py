@@ -18,7 +18,10 @@ from headrace.reorder_service.recovery.stage_mapping import Chains, iteration_ti
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModelProfile:
-    """Layer times and sizes of a model of L layers on nodes of M GPUs. Raises ValueError if the parts do not fit together."""
+    """Layer times and sizes of a model of L layers, of which up to M GPUs of a node may share each.
+
+    Raises ValueError if the parts do not fit together.
+    """
 
     units: Mapping[str, int]
     """Number of layers of each unit, in pipeline order; their sum is L."""
@@ -28,6 +31,8 @@ class ModelProfile:
     """(L, M) bytes that the layer then takes on each of those GPUs. The first column, for one GPU, is the whole layer."""
     memory_bytes: int
     """Memory of one GPU."""
+    gpus_per_node: int = 0
+    """At least M; 0: M. With M = 1, every GPU of a node has a stage to itself."""
 
     def __post_init__(self) -> None:
         num_layers = sum(self.units.values())
@@ -35,6 +40,8 @@ class ModelProfile:
             raise ValueError(
                 f"seconds and gpu_bytes must be ({num_layers} layers, GPUs), got {self.seconds.shape} and {self.gpu_bytes.shape}"
             )
+        if self.gpus_per_node and self.gpus_per_node < self.seconds.shape[1]:
+            raise ValueError(f"{self.seconds.shape[1]} GPUs cannot share a stage on nodes of {self.gpus_per_node}")
         if min(self.units.values(), default=0) < 1 or self.seconds.size == 0:
             raise ValueError(f"there must be a unit and a GPU, and a layer of each unit, got {dict(self.units)}")
         if not (np.isfinite(self.seconds) & (self.seconds > 0)).all() or (self.gpu_bytes < 0).any():
@@ -53,6 +60,8 @@ class Stage:
     unit: str
     node: int
     """Index of the node within the pipeline, in pipeline order."""
+    gpu: int = 0
+    """Index of the stage's first GPU within the node."""
     gpus: int
     layers: range
     """Indices of the layers within the whole model."""
@@ -159,10 +168,11 @@ def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int) -> 
     """
     bounds = profile.unit_bounds
     unit_ends = np.repeat(bounds[1:], np.diff(bounds))
-    chains = Chains.of(profile.seconds, profile.gpu_bytes, unit_ends, profile.memory_bytes, num_nodes)
+    chains = Chains.of(
+        profile.seconds, profile.gpu_bytes, unit_ends, profile.memory_bytes, num_nodes, gpus_per_node=profile.gpus_per_node
+    )
     specification = _specify(chains, num_nodes, max_failures)
     names = list(profile.units)
-    gpus_of_node = profile.seconds.shape[1]
     of_size = {}
     for size in specification.sizes:
         stages = chains.fastest(size)
@@ -172,7 +182,8 @@ def plan_templates(profile: ModelProfile, num_nodes: int, max_failures: int) -> 
             stages=tuple(
                 Stage(
                     unit=names[int(np.searchsorted(bounds, first, side="right")) - 1],
-                    node=int(last_gpu) // gpus_of_node,
+                    node=int(last_gpu) // chains.gpus_per_node,
+                    gpu=int(last_gpu + 1 - gpus) % chains.gpus_per_node,
                     gpus=int(gpus),
                     layers=range(int(first), int(end)),
                     seconds=float(time) * chains.quantum,
@@ -188,7 +199,7 @@ def _specify(chains: Chains, num_nodes: int, max_failures: int) -> NodeSpecifica
     smallest = next((size for size in range(1, num_nodes + 1) if chains.feasible(size)), None)
     if smallest is None:
         raise UserError(
-            f"{num_nodes} nodes do not hold the model once, with a layer or more on each: give more nodes, or more memory"
+            f"{num_nodes} nodes do not hold the model once, with a layer or more on each GPU: give more nodes, or more memory"
         )
     if num_nodes < (max_failures + 1) * smallest:
         raise UserError(

@@ -30,13 +30,17 @@ class OnLoss(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """Costs of a recovery, and the time between changes of nodes; templates do not contain these."""
+    """Costs of a recovery, and the time between changes of nodes; templates do not contain these.
 
-    rebuild_s: float = 0.5
-    """Seconds to form new process groups among surviving processes. Measured with gloo: 0.04 s."""
-    copy_bytes_per_s: float = 0.36e9
-    """Rate at which a node sends or receives state. Measured: one core computes the digest, and then another one checks it. Links
-    are far faster."""
+    The default times were measured on two cores, with gloo on the loopback device (`make bench-recovery`), and not on GPUs.
+    """
+
+    rebuild_s: float = 0.16
+    """Seconds in which surviving nodes connect anew, agree, and form process groups. Measured: in the slowest of six recoveries
+    from a SIGKILL, of six nodes (benchmarks/results/recovery.json)."""
+    copy_bytes_per_s: float = 0.8e9
+    """Rate at which a node sends or receives state, with its digest and check, into new memory. Measured: the median of four runs
+    of benchmarks/recovery/state_copies.py beside other work, from 0.79 to 0.92 GB/s. Links are far faster."""
     horizon_s: float = 300.0
     """Seconds between changes of nodes. More bytes are copied for faster pipelines only if that pays within this time."""
 

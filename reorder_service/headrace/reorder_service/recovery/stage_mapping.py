@@ -40,7 +40,7 @@ _NONE = 2**62  # length of a chain that does not exist; also: no bound
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chains:
-    """The possible chains of stages of a model of L layers on nodes of M GPUs."""
+    """The possible chains of stages of a model of L layers on nodes of several GPUs, up to M of which may share a stage."""
 
     quantum: float
     """Seconds in a quantum, the unit of all times here."""
@@ -52,14 +52,16 @@ class Chains:
     """(nodes + 1,) quanta of the slowest stage in the chain where it is fastest; `_NONE` if no chain uses that many nodes."""
     slowest: Ints
     """Quanta that a slowest stage can take, in rising order, each once."""
+    gpus_per_node: int
 
     @classmethod
-    def of(cls, seconds: Floats, num_bytes: Ints, unit_ends: Ints, memory: int, max_nodes: int) -> Chains:
+    def of(cls, seconds: Floats, num_bytes: Ints, unit_ends: Ints, memory: int, max_nodes: int, gpus_per_node: int = 0) -> Chains:
         """Find the chains of a model.
 
         seconds, num_bytes: (L, M) time of a layer on 1 .. M GPUs, and its bytes on each of them. memory: bytes of a GPU.
-        unit_ends: (L,) end of each layer's unit.
+        unit_ends: (L,) end of each layer's unit. gpus_per_node: at least M; 0: M.
         """
+        gpus_per_node = gpus_per_node or seconds.shape[1]
         _, exponent = math.frexp(float(seconds.max(axis=1).sum()))
         quantum = math.ldexp(1.0, exponent - _BITS)
         sums = _prefix_sums(np.maximum(np.rint(seconds / quantum), 1).astype(np.int64))
@@ -68,8 +70,9 @@ class Chains:
             quantum=quantum,
             sums=sums,
             ends=ends,
-            bottlenecks=_bottlenecks(sums, ends, max_nodes),
+            bottlenecks=_bottlenecks(sums, ends, max_nodes, gpus_per_node),
             slowest=np.unique(_stage_times(sums, ends)),
+            gpus_per_node=gpus_per_node,
         )
 
     def feasible(self, num_nodes: int) -> bool:
@@ -84,9 +87,10 @@ class Chains:
         quanta = np.diff(self.sums)
         least = _of_the_rest(quanta.min(axis=0))
         effort = _of_the_rest((quanta * np.arange(1, len(quanta) + 1)[:, None]).min(axis=0))
-        most_stages = min(quanta.shape[1], num_nodes * len(quanta))
+        num_gpus = num_nodes * self.gpus_per_node
+        most_stages = min(quanta.shape[1], num_gpus)
         low = int(self.bottlenecks[num_nodes])
-        best, stages = _shortest(self.sums, self.ends, least, effort, num_nodes, low, low, 1, 0, _NONE)
+        best, stages = _shortest(self.sums, self.ends, least, effort, num_nodes, num_gpus, low, low, 1, 0, _NONE)
         intervals = deque([(low, _NONE)])
         while intervals:
             low, high = intervals.popleft()  # the widest first: a good chain is found early, and more intervals are dropped
@@ -97,7 +101,7 @@ class Chains:
             if first >= end:
                 continue
             low, high = int(self.slowest[first]), int(self.slowest[end - 1])
-            bound, found = _shortest(self.sums, self.ends, least, effort, num_nodes, low, high, scale, rebate, 0)
+            bound, found = _shortest(self.sums, self.ends, least, effort, num_nodes, num_gpus, low, high, scale, rebate, 0)
             if bound >= 0:
                 continue
             total = int(iteration_time(self.stage_quanta(found), 4 * len(found)))
@@ -170,13 +174,13 @@ def _stage_times(sums: Ints, ends: Ints) -> Ints:
 
 
 @kernel
-def _bottlenecks(sums: Ints, ends: Ints, max_nodes: int) -> Ints:
+def _bottlenecks(sums: Ints, ends: Ints, max_nodes: int, gpus_per_node: int) -> Ints:
     """Compute `Chains.bottlenecks`, for all numbers of nodes in one pass."""
-    gpus_of_node, num_layers = ends.shape
-    least = np.full((max_nodes * gpus_of_node + 1, num_layers + 1), _NONE)
+    most_gpus, num_layers = ends.shape
+    least = np.full((max_nodes * gpus_per_node + 1, num_layers + 1), _NONE)
     least[0, 0] = 0
-    for used in range(max_nodes * gpus_of_node):
-        free = gpus_of_node - used % gpus_of_node
+    for used in range(max_nodes * gpus_per_node):
+        free = min(most_gpus, gpus_per_node - used % gpus_per_node)
         for first in range(num_layers):
             so_far = least[used, first]
             if so_far == _NONE:
@@ -186,12 +190,22 @@ def _bottlenecks(sums: Ints, ends: Ints, max_nodes: int) -> Ints:
                     slowest = max(so_far, sums[m, end] - sums[m, first])
                     if slowest < least[used + m + 1, end]:
                         least[used + m + 1, end] = slowest
-    return least[::gpus_of_node, num_layers].copy()
+    return least[::gpus_per_node, num_layers].copy()
 
 
 @kernel
 def _shortest(
-    sums: Ints, ends: Ints, least: Ints, effort: Ints, num_nodes: int, low: int, high: int, scale: int, rebate: int, below: int
+    sums: Ints,
+    ends: Ints,
+    least: Ints,
+    effort: Ints,
+    num_nodes: int,
+    num_gpus: int,
+    low: int,
+    high: int,
+    scale: int,
+    rebate: int,
+    below: int,
 ) -> tuple[int, Ints]:
     """Return the length of the shortest path of an interval of tau (see the module), and its stages like `Chains.fastest`.
 
@@ -199,15 +213,15 @@ def _shortest(
     least: (L + 1,) least quanta of each layer and those after it together; effort: the same for their quanta times GPUs.
     A path that is no shorter than `below` is not found; the length is then `_NONE`.
     """
-    gpus_of_node, num_layers = ends.shape
-    num_gpus = num_nodes * gpus_of_node
+    most_gpus, num_layers = ends.shape
+    gpus_per_node = num_gpus // num_nodes
     length = np.full((num_gpus + 1, num_layers + 1, 2), _NONE)
     before = np.empty((num_gpus + 1, num_layers + 1, 2, 3), np.int64)  # GPUs of the last stage, its first layer, phase before it
     length[0, 0, 0] = -scale * low
     of_each = 3 * scale * low - rebate  # what any stage costs besides its own time
     for used in range(num_gpus):
-        free = gpus_of_node - used % gpus_of_node
-        nodes = num_nodes - used // gpus_of_node  # each of these nodes has at least one of the remaining stages
+        free = min(most_gpus, gpus_per_node - used % gpus_per_node)
+        nodes = num_nodes - used // gpus_per_node  # each of these nodes has at least one of the remaining stages
         for first in range(num_layers - nodes + 1):
             if effort[first] > (num_gpus - used) * high:
                 continue

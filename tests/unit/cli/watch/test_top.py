@@ -177,7 +177,13 @@ def test_nodes_and_recoveries_of_a_job_that_has_them_take_a_line_each() -> None:
     assert [line.split()[:2] for line in lines[start + 2 : start + 5]] == [["recovery", "5"], ["recovery", "4"], []]
     assert len(shown(recoverable, height=24)) <= 24
     [job] = figures([[Look(at_s=0.0, status=recoverable)]])["jobs"]
-    assert job["nodes"]["pipelines"][0]["stages"][1] == {"node": "b", "unit": "llm", "first_layer": 2, "end_layer": 4}
+    assert job["nodes"]["pipelines"][0]["stages"][1] == {
+        "node": "b",
+        "process": 0,
+        "unit": "llm",
+        "first_layer": 2,
+        "end_layer": 4,
+    }
     assert job["recoveries"][-1]["phases_s"] == {"detect": 0.0121, "rebuild": 0.038}
 
 

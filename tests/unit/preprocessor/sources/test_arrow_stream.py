@@ -97,20 +97,33 @@ def test_what_is_no_stream_is_rejected(tmp_path: Path, data: bytes) -> None:
         assert [item.reason in (Reason.ARCHIVE_CORRUPT, Reason.ARCHIVE_TRUNCATED) for item in shard.rejected] == [True]
 
 
-@pytest.mark.parametrize(
-    ("table", "options", "detail"),
-    [
-        (pa.table({"a": ["x"] * 1000}), {"compression": "zstd"}, "compressed, which is not read"),
-        (pa.table({"a": pa.array(["x", "y"]).dictionary_encode()}), {}, "columns with dictionaries are not read"),
-    ],
-)
-def test_what_is_not_read_is_named(tmp_path: Path, table: pa.Table, options: dict[str, Any], detail: str) -> None:
-    path = str(tmp_path / "a.arrow")
-    with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table)
-    with ArrowShard(path) as shard:
+def stored(path: Path, table: pa.Table, rows: int, **options: Any) -> str:
+    """Write an Arrow stream with so many rows in a record batch."""
+    with pa.ipc.new_stream(str(path), table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return str(path)
+
+
+def test_columns_with_dictionaries_are_not_read(tmp_path: Path) -> None:
+    table = pa.table({"a": pa.array(["x", "y"]).dictionary_encode()})
+    with ArrowShard(stored(tmp_path / "a.arrow", table, 2)) as shard:
         assert shard.num_rows == 0
-        assert detail in shard.rejected[0].detail
+        assert "columns with dictionaries are not read" in shard.rejected[0].detail
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_small_packed_batches(tmp_path: Path, compression: str) -> None:
+    table = pa.table({"a": [f"{row} " * 100 for row in range(1000)], "b": range(1000)})
+    with ArrowShard(stored(tmp_path / "a.arrow", table, 300, compression=compression)) as shard:
+        assert [dict(shard.read(row).fields) for row in (999, 0, 301, 300)] == table.take([999, 0, 301, 300]).to_pylist()
+
+
+def test_large_packed_batches_are_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path / "a.arrow", pa.table({"a": [bytes(2**25), b"x"]}), 1, compression="zstd")
+    with ArrowShard(path) as shard:
+        assert (
+            "a record batch has 33554440 bytes unpacked, and at most 33554432 are unpacked for a row" in shard.rejected[0].detail
+        )
 
 
 def test_a_file_that_shrinks_is_noticed(tmp_path: Path) -> None:

@@ -109,9 +109,10 @@ def test_descriptions_are_no_shards(
     [
         (
             ("x.lance/data/0.lance", "x.lance/_versions/v.json"),
-            "holds Lance (x.lance/_versions/v.json), which is not read: write",
+            "holds a Lance data set (x.lance/data/0.lance): name its own folder",
         ),
-        (("index.json", "chunk-0-0.bin"), "holds LitData (chunk-0-0.bin), which is not read: write them as MDS"),
+        (("index.json", "chunk-0-0.bin"), "is no sound index of LitData chunks"),
+        (("chunk-0-0.bin",), "beside chunk-0-0.bin; such shards need their index"),
         (("a.tfrecord-00000-of-00002",), "holds TFRecord"),
         (("images.zip",), "holds zip (images.zip), which is not read: unpack them"),
         (("train/cat/1.jpg", "train/dog/2.JPG"), "the names of folders are not taken for texts"),

@@ -11,9 +11,11 @@ import yaml
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.sources import list_shards
+from headrace.preprocessor.sources.energon_selection import Selection, parse_selection
 from headrace.preprocessor.sources.metadataset import expand
 from headrace.spec import JobSpec, parse_spec
 
+OCR = {"__module__": "megatron.energon", "__class__": "OCRSample"}
 ENERGON = Path(__file__).parents[3] / "data" / "energon" / "captions"
 
 
@@ -58,23 +60,24 @@ def test_a_weight_of_the_source_is_shared_out(tmp_path: Path) -> None:
     assert shares(expand(job({"path": path, "weight": 8}, {"path": "/own", "weight": 1}))) == {"mix.a": 6, "mix.b": 2, "own": 1}
 
 
-def test_repetitions_become_copies_with_names_of_their_own(tmp_path: Path) -> None:
-    path = write(tmp_path / "mix.yaml", {"blend_epochized": [{"path": "a", "repetitions": 2}, {"path": "b"}]})
-    assert shares(expand(job({"path": path}))) == {"mix.a": None, "mix.a-2": None, "mix.b": None}
+def repetitions(spec: JobSpec) -> dict[str, float | None]:
+    return {source.name: source.repetitions for source in spec.sources}
 
 
-def test_fractions_keep_their_proportion_to_all_other_sources(tmp_path: Path) -> None:
+def test_repetitions_become_those_of_sources(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "mix.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.5}, {"path": "b", "repetitions": 1.5}]}
+        tmp_path / "mix.yaml",
+        {"blend_epochized": [{"path": "a", "repetitions": 0.33}, {"path": "b", "repetitions": 200}, {"path": "c"}]},
     )
     spec = expand(job({"path": path, "name": "m"}, {"path": "/own"}))
-    assert list(shares(spec)) == ["m.a", "m.b", "m.b-2", "m.b-3", "own", "own-2"]
+    assert repetitions(spec) == {"m.a": 0.33, "m.b": 200, "m.c": None, "own": None}
+    assert {source.weight for source in spec.sources} == {None}
 
 
 def test_nested_repetitions_multiply(tmp_path: Path) -> None:
-    write(tmp_path / "inner.yaml", {"blend_epochized": [{"path": "a", "repetitions": 2}]})
+    write(tmp_path / "inner.yaml", {"blend_epochized": [{"path": "a", "repetitions": 0.3}, {"path": "b"}]})
     path = write(tmp_path / "mix.yaml", {"blend_epochized": [{"path": "inner.yaml", "repetitions": 3}]})
-    assert len(expand(job({"path": path})).sources) == 6
+    assert repetitions(expand(job({"path": path, "repetitions": 2}))) == {"mix.a": 1.8, "mix.b": 6}
 
 
 def test_splits_and_configs_reach_the_data_sets(tmp_path: Path) -> None:
@@ -85,6 +88,55 @@ def test_splits_and_configs_reach_the_data_sets(tmp_path: Path) -> None:
         f"{tmp_path}/b#split=train&dataset_config=d.yaml&split_config=split.yaml",
         f"{tmp_path}/c.jsonl",
     ]
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "selected"),
+    [
+        (None, ["25%", "75%"], "share=0.25,0.75"),
+        (["0%", "50%"], ["25%", "75%"], "share=0.25,0.5"),
+        (["50%", "100%"], None, "share=0.5,1.0"),
+        (None, [1422, "end"], "rows=1422,end"),
+        (["0%", "50%"], [0, 1000], "rows=0,1000&share=0.0,0.5"),
+    ],
+)
+def test_subsets_reach_the_data_sets_the_inner_one_first(tmp_path: Path, outer: Any, inner: Any, selected: str) -> None:
+    item = {"path": "a.jsonl", **({"subset": {"range": inner}} if inner else {})}
+    blended = {"blend": [item], **({"subset": {"range": outer}} if outer else {})}
+    path = write(tmp_path / "mix.yaml", blended)
+    (source,) = expand(job({"path": path})).sources
+    assert source.path == f"{tmp_path}/a.jsonl#{selected}"
+
+
+def test_a_join_becomes_one_source(tmp_path: Path) -> None:
+    joined = [{"path": "a", "split_part": "own"}, {"path": "/data/b", "nonmatch": "skip", "dataset_config": "d.yaml"}]
+    path = write(tmp_path / "mix.yaml", {"join": joined, "joiner": OCR, "split_part": "val", "subset": {"range": [0, 9]}})
+    (source,) = expand(job({"path": path})).sources
+    selection = parse_selection(source.path)
+    assert (selection.root, selection.split, selection.joiner, selection.rows) == (f"{tmp_path}/a", "own", "OCRSample", (0, 9))
+    (second,) = selection.joined
+    assert (second.nonmatch, second.selection) == (
+        "skip",
+        Selection(root="/data/b", split="val", dataset_config="d.yaml"),
+    )
+
+
+def test_places_of_media_are_relative_to_the_file(tmp_path: Path) -> None:
+    aux = {
+        "a": "./set",
+        "b": "filesystem://images",
+        "c": "filesystem:///all",
+        "d": "filesystem+s3://bucket/x",
+        "e": "s3://bucket/y",
+    }
+    (source,) = expand(job({"path": write(tmp_path / "mix.yaml", {"path": "a", "aux": aux})})).sources
+    assert parse_selection(source.path).aux == (
+        f"{tmp_path}/set",
+        f"filesystem://{tmp_path}/images",
+        "filesystem:///all",
+        "filesystem://s3://bucket/x",
+        "s3://bucket/y",
+    )
 
 
 def test_the_first_version_of_the_format(tmp_path: Path) -> None:
@@ -123,15 +175,27 @@ def test_a_blend_that_nobody_expanded_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "message"),
     [
-        ({"join": [{"path": "a"}]}, "uses 'join', which is not supported"),
-        ({"blend": [{"path": "a", "subset": {"range": [0, 5]}}]}, "uses 'subset'"),
-        ({"blend": [{"path": "a", "aux": {"m": "b"}}]}, "uses 'aux'"),
+        ({"join": [{"path": "a"}]}, "has a joiner that is code and is not run; join into a class of megatron.energon"),
+        ({"join": {"one": {"path": "a"}}, "joiner": OCR}, "joins data sets by names, which only code takes"),
+        ({"join": [{"path": "a.jsonl"}], "joiner": OCR}, "a join has paths of WebDatasets, each with a nonmatch of error, skip"),
+        ({"join": [{"path": "a", "nonmatch": "drop"}], "joiner": OCR}, "got 'a' and 'drop'"),
+        ({"join": [{"path": "a", "subset": {"range": [0, 1]}}], "joiner": OCR}, "has subset inside of a join"),
+        ({"join": [{"path": "a"}], "joiner": OCR, "split_config": "s.yaml"}, "has split_config for a whole join"),
+        ({"path": "a", "subset": {"range": [5, 3]}}, r"two percentages or two numbers in order, got \[5, 3\]"),
+        ({"path": "a", "subset": {"range": ["50%", "end"]}}, "two percentages or two numbers"),
+        ({"path": "a", "subset": {"range": ["50%", "101%"]}}, "two percentages or two numbers"),
+        ({"path": "a", "subset": {"part": 3}}, "a subset has a range of two"),
+        ({"blend": [{"path": "a"}], "subset": {"range": [0, 5]}}, "a subset of blend by numbers of samples"),
+        ({"path": "weights.yaml", "subset": {"range": [0, 5]}}, "takes a subset of .*weights.yaml by numbers"),
+        ({"blend": [{"path": "a"}], "aux": {"m": "b"}}, "has aux beside blend"),
+        ({"path": "weights.yaml", "aux": {"m": "b"}}, "has aux for another metadataset"),
+        ({"path": "a", "aux": {"m": {"fs_path": "b"}}}, "aux is a mapping of names to paths"),
+        ({"path": "a", "split": "val"}, "has an entry with split, which is not known there"),
         ({"blend": []}, "blend must be a list of data sets"),
         ({"blend": [{"path": "a", "weight": 0}]}, "weight must be a number above 0, got 0"),
         ({"blend": [{"path": "a", "weight": "much"}]}, "weight must be a number above 0, got 'much'"),
         ({"blend_epochized": [{"path": "a", "repetitions": -1}]}, "repetitions must be a number above 0"),
-        ({"blend_epochized": [{"path": "a", "repetitions": 100}]}, "would be there 100 times, more than 64"),
-        ({"blend": [{"weight": 1}]}, "expected path, blend or blend_epochized"),
+        ({"blend": [{"weight": 1}]}, "an entry with weight; expected path, join or a blend"),
         ({"concatenate": [{"path": "a"}]}, "an entry with concatenate"),
         ({"path": "mix.yaml"}, "nested more than 16 deep"),
         ({"path": "gone.yaml"}, "cannot read the metadataset"),

@@ -194,7 +194,10 @@ def test_code_is_refused_and_another_config_is_the_way_out(make_set: MakeSet) ->
     [
         ({"sample_type": {"__class__": "CaptioningSample"}}, "has no field_map"),
         (described("CaptioningSample", caption="json[a"), r"the field_map has 'json\[a'"),
-        (described("ImageClassificationSample", image="jpg"), "samples of ImageClassificationSample, which are not taken"),
+        (
+            described("ImageClassificationSample", image="jpg"),
+            "samples of ImageClassificationSample, which have no text to learn",
+        ),
     ],
 )
 def test_a_damaged_description_is_told(make_set: MakeSet, dataset: dict[str, Any], message: str) -> None:

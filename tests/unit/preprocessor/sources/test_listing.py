@@ -169,3 +169,12 @@ def test_folder_without_shards(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(DatasetError, match=r"holds no shard; shards are files that end in \.tar"):
             listed(str(path))
+
+
+def test_a_glob_on_the_web_asks_for_no_file(site: Site) -> None:
+    names = [f"{number:03}.tar" for number in range(100)]
+    site.files |= dict.fromkeys((f"set/{name}" for name in names), b"data")
+    site.files["set/"] = "".join(f'<a href="{name}">{name}</a>' for name in [*names, "more/"]).encode()
+    assert [shard.name for shard in listed(f"{site.url}/set/0[0-4]*.tar")] == [f"s0/{name}" for name in names[:50]]
+    assert len(site.gets) < 5
+    assert sum(site.described.acquire(blocking=False) for _ in names) < 5

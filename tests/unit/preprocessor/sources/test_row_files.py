@@ -324,7 +324,7 @@ def test_a_manifest_of_nemo(tmp_path: Path) -> None:
     ]
     path = written(tmp_path / "manifest.json", "".join(json.dumps(line) + "\n" for line in lines))
     assert rows(path) == [
-        {"audio": "/data/1.wav", "duration": 2.5, "text": "one"},
+        {"audio": "/data/1.wav", "duration": 2.5, "text": "one", "offset": 0},
         {"audio": "2.wav", "duration": 2.5, "offset": 0.0, "text": "two"},
         {"audio": "2.wav", "duration": 2.5, "offset": 1.5, "text": "a part"},
         lines[3],

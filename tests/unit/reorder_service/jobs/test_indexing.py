@@ -27,8 +27,15 @@ class Archivist(Preprocessor):
     silent: frozenset[int] = frozenset()
     """Shards that are never counted."""
     counted: list[int] = field(default_factory=list)
+    unprobed: bool = False
+    """Whether it answers no order to probe."""
+    asked_to_probe: bool = False
 
     def _hear(self, order: fleet_pb2.FleetOrder) -> None:
+        if order.WhichOneof("order") == "probe_samples":
+            self.asked_to_probe = True
+            if self.unprobed:
+                return
         if order.WhichOneof("order") == "index_shard" and order.index_shard.shard.number in self.silent:
             return
         super()._hear(order)
@@ -136,3 +143,15 @@ async def test_a_shard_that_cannot_be_counted_fails_the_job_with_its_sentence(
     service.fleet.fail(silent.member, next(iter(silent.member.leases)), "cannot read the shard /d/0")
     await run.wait_ready()
     assert (run.cursor.state, run.cursor.message) == ("FAILED", "cannot read the shard /d/0")
+
+
+async def test_nothing_is_counted_ahead_before_the_first_step_is_planned(start: Start) -> None:
+    service = await start()
+    archivist = Archivist(service=service, unprobed=True)
+    run = await begin(service, archivist, global_batch=2, window=1)
+    await until(lambda: archivist.asked_to_probe)
+    assert len(archivist.counted) == BLOCK, "a job that begins waits for its first batch, not for shards behind it"
+    archivist.unprobed = False
+    service.fleet.leave(archivist.member, "slow")
+    archivist.join()
+    assert len(await consume(run, run.open_session(0, 1))) == SHARDS * ROWS // 2

@@ -1,4 +1,4 @@
-"""Sources that may give their samples only so often: what follows their last sample, and where the job ends."""
+"""Sources that give their samples only so often, or more or less than once an epoch, and where the job ends."""
 
 from __future__ import annotations
 
@@ -147,3 +147,30 @@ def test_weights_must_leave_a_source_that_goes_on() -> None:
     with pytest.raises(UserError, match="weights leave only sources that end by their max_epochs: give one of s1 a weight"):
         made.changed(3, {"s0": 1.0, "s1": 0.0})
     assert made.changed(3, {"s0": 0.0, "s1": 2.0}) == ((3, (0.0, 2.0)),)
+
+
+@pytest.mark.parametrize(
+    ("repetitions", "epochs", "expected"),
+    [((2, None), 1, {0: 20, 1: 10}), ((0.5, 1), 2, {0: 10, 1: 20}), ((0.3, 1.7), 10, {0: 30, 1: 170}), ((0.001,), 1, {0: 1})],
+)
+def test_an_epoch_has_a_source_as_often_as_its_repetitions_say(
+    repetitions: tuple[float | None, ...], epochs: int, expected: dict[int, int]
+) -> None:
+    assert samples_of(batches(*({"repetitions": times} for times in repetitions), epochs=epochs)) == expected
+
+
+def test_no_sample_is_there_twice_before_all_are_there_once() -> None:
+    made = batches({"repetitions": 1.7}, {"repetitions": 0.7})
+    rows = Counter((ref.shard, ref.row) for step in range(made.num_steps) for ref in made.refs(step))
+    assert [max(count for (shard, _), count in rows.items() if shard == source) for source in (0, 1)] == [2, 1]
+    assert len(rows) == 17
+
+
+def test_max_epochs_count_what_a_source_gives_and_not_the_epochs_of_the_job() -> None:
+    assert samples_of(batches({"repetitions": 2, "max_epochs": 3}, {"repetitions": 1}, epochs=4)) == {0: 30, 1: 40}
+    assert samples_of(batches({"repetitions": 0.5, "max_epochs": 2}, steps=100)) == {0: 20}
+
+
+def test_a_source_has_a_weight_or_repetitions() -> None:
+    with pytest.raises(UserError, match="weight and repetitions both say how much of the mixture the source is"):
+        batches({"weight": 1, "repetitions": 2})

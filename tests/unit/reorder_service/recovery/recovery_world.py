@@ -15,6 +15,7 @@ def profile_of(
     units: dict[str, int] | None = None,
     gpu_bytes: list[list[int]] | None = None,
     memory: int = 10**9,
+    gpus_per_node: int = 0,
 ) -> ModelProfile:
     table = np.array(seconds, np.float64)
     return ModelProfile(
@@ -22,17 +23,22 @@ def profile_of(
         seconds=table,
         gpu_bytes=np.ones(table.shape, np.int64) if gpu_bytes is None else np.array(gpu_bytes, np.int64),
         memory_bytes=memory,
+        gpus_per_node=gpus_per_node,
     )
 
 
 @st.composite
 def profiles(draw: st.DrawFn, *, num_layers: int = 5, num_gpus: int = 3) -> ModelProfile:
-    """Small whole seconds, so that many mappings are equally fast; GPUs in any number may be better or worse."""
+    """Small whole seconds, so that many mappings are equally fast; GPUs in any number may be better or worse.
+
+    Where fewer GPUs share a stage than a node has, each node has several.
+    """
     layers, gpus = draw(st.integers(1, num_layers)), draw(st.integers(1, num_gpus))
     table = st.lists(st.lists(st.integers(1, 6), min_size=gpus, max_size=gpus), min_size=layers, max_size=layers)
     encoder = draw(st.integers(0, layers - 1))
     units = {"encoder": encoder, "llm": layers - encoder} if encoder else {"llm": layers}
-    return profile_of(draw(table), units=units, gpu_bytes=draw(table), memory=draw(st.sampled_from([4, 7, 12, 100])))
+    memory, gpus_per_node = draw(st.sampled_from([4, 7, 12, 100])), draw(st.integers(gpus, num_gpus))
+    return profile_of(draw(table), units=units, gpu_bytes=draw(table), memory=memory, gpus_per_node=gpus_per_node)
 
 
 Mapping = list[tuple[int, int, int, int]]
@@ -46,7 +52,8 @@ def every_mapping(profile: ModelProfile, num_nodes: int) -> Iterator[Mapping]:
         for stage in product(range(1, num_gpus + 1), range(num_layers), range(1, num_layers + 1))
         if stage[1] < stage[2] and stage_allowed(profile, *stage)
     }
-    for nodes in product(list(compositions(num_gpus)), repeat=num_nodes):
+    of_node = [counts for counts in compositions(profile.gpus_per_node or num_gpus) if max(counts) <= num_gpus]
+    for nodes in product(of_node, repeat=num_nodes):
         gpus = [(node, count) for node, counts in enumerate(nodes) for count in counts]
         for cuts in combinations(range(1, num_layers), len(gpus) - 1):
             bounds = pairwise((0, *cuts, num_layers))

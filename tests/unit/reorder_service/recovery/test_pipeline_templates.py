@@ -60,8 +60,9 @@ def test_also_where_no_two_mappings_are_equally_fast(seed: int, scaling: float, 
 def test_a_template_of_a_size_does_not_depend_on_the_others(profile: ModelProfile, num_nodes: int) -> None:
     bounds = profile.unit_bounds
     ends = np.repeat(bounds[1:], np.diff(bounds))
-    chains = Chains.of(profile.seconds, profile.gpu_bytes, ends, profile.memory_bytes, num_nodes)
-    alone = Chains.of(profile.seconds, profile.gpu_bytes, ends, profile.memory_bytes, num_nodes + 2)
+    of_node = profile.gpus_per_node
+    chains = Chains.of(profile.seconds, profile.gpu_bytes, ends, profile.memory_bytes, num_nodes, of_node)
+    alone = Chains.of(profile.seconds, profile.gpu_bytes, ends, profile.memory_bytes, num_nodes + 2, of_node)
     assume(chains.feasible(num_nodes))
     assert chains.fastest(num_nodes).tolist() == alone.fastest(num_nodes).tolist()
 
@@ -72,6 +73,25 @@ def test_gpus_that_gain_little_are_stages_of_their_own() -> None:
     template = plan_templates(profile_of([[1.0, 0.9]] * 2), 1, 0).of_size[1]
     assert [stage.gpus for stage in template.stages] == [1, 1]
     assert template.iteration_time(8) == pytest.approx(9.0)
+
+
+def test_gpus_that_may_not_share_a_stage_have_one_each() -> None:
+    """Two nodes of three GPUs: a stage on each, in order, though two GPUs of a node would take half the time."""
+    template = plan_templates(profile_of([[1.0]] * 8, gpus_per_node=3), 2, 0).of_size[2]
+    assert [(stage.node, stage.gpu, stage.gpus) for stage in template.stages] == [(n, g, 1) for n in (0, 1) for g in (0, 1, 2)]
+    assert sorted(len(stage.layers) for stage in template.stages) == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_stage_says_which_gpu_of_its_node_is_its_first() -> None:
+    template = plan_templates(profile_of([[1.0, 0.4]] * 2 + [[3.0, 1.2]] * 4, units={"vision": 2, "llm": 4}), 2, 0).of_size[2]
+    for node in (0, 1):
+        gpus = [(stage.gpu, stage.gpus) for stage in template.stages if stage.node == node]
+        assert gpus in ([(0, 1), (1, 1)], [(0, 2)])
+
+
+def test_more_gpus_than_a_node_has_cannot_share_a_stage() -> None:
+    with pytest.raises(ValueError, match="2 GPUs cannot share a stage on nodes of 1"):
+        profile_of([[1.0, 0.9]], gpus_per_node=1)
 
 
 def test_a_single_stage_takes_its_four_microbatches() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool
+from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool, PinnedMemory
 
 MIB = 1 << 20
 
@@ -110,4 +111,69 @@ def test_used_memory_is_warm():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
 def test_pinned_buffers_are_pinned():
-    assert BufferPool(0, pinned=True).take(MIB).is_pinned()
+    pinned = PinnedMemory()
+    buffer = BufferPool(0, pinned=pinned).take(MIB)
+    assert buffer.is_pinned()
+    assert pinned.used_bytes >= MIB
+    del buffer
+    pinned.release_idle()
+    assert pinned.allocated_bytes == pinned.used_bytes
+
+
+class EmulatedPinned(PinnedMemory):
+    """EMULATED: blocks of powers of two that nobody gives back, as in torch's pool, of memory that is not locked."""
+
+    def __init__(self) -> None:
+        self.idle: list[int] = []
+        self.used: list[int] = []
+        self.most_idle = self.num_released = 0
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        block = 1 << max(0, num_bytes - 1).bit_length()
+        if block in self.idle:
+            self.idle.remove(block)
+        self.used.append(block)
+        array = np.empty(num_bytes, np.uint8)
+        weakref.finalize(array, self._back, block).atexit = False
+        return torch.from_numpy(array)
+
+    def _back(self, block: int) -> None:
+        self.used.remove(block)
+        self.idle.append(block)
+
+    @property
+    def allocated_bytes(self) -> int:
+        return sum(self.idle) + sum(self.used)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(self.used)
+
+    def release_idle(self) -> None:
+        self.num_released += 1
+        self.idle.clear()
+
+
+@settings(max_examples=50)
+@given(steps=st.lists(st.lists(st.integers(1, MIB), min_size=1, max_size=6), max_size=12), limit=st.integers(0, MIB))
+def test_pinned_memory_that_is_idle_is_bounded(steps, limit):
+    """Steps of one size after the other would else each leave their blocks behind."""
+    pinned = EmulatedPinned()
+    pool, most_used = BufferPool(limit, pinned=pinned), 0
+    for sizes in steps:
+        buffers = []
+        for size in sizes:
+            buffers.append(pool.take(size))
+            most_used = max(most_used, pinned.used_bytes)
+            assert sum(pinned.idle) <= limit + most_used
+        del buffers
+
+
+def test_steps_of_equal_sizes_lock_no_pages_anew():
+    pinned = EmulatedPinned()
+    pool = BufferPool(0, pinned=pinned)
+    for _ in range(5):
+        buffers = [pool.take(size) for size in (MIB, 3 * MIB, 3 * MIB)]
+        del buffers
+    assert pinned.num_released == 0
+    assert pinned.allocated_bytes == 9 * MIB

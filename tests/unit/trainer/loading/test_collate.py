@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, UserError
 from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
-from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool
+from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool, PinnedMemory
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 
 
@@ -145,7 +145,7 @@ def test_several_batches_are_copied_once_straight_into_one_buffer_that_is_used_a
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a GPU")
 def test_with_a_gpu_a_single_batch_is_copied_into_pinned_memory(mixed_rows, make_batch):
-    pool = BufferPool(0, pinned=True)
+    pool = BufferPool(0, pinned=PinnedMemory())
     packed = collate([make_batch(mixed_rows)], buffers=pool)
     assert packed.patches.is_pinned()
     assert packed.mel.is_pinned()

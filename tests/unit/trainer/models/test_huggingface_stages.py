@@ -16,6 +16,7 @@ from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.huggingface import model as adapted
 from headrace.trainer.pipeline.chunk import Output
+from headrace.trainer.pipeline.kept_activations import measure_kept
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
@@ -105,6 +106,20 @@ def test_every_unit_computes_in_half_precision_too(tmp_path: Path) -> None:
         assert half.item() == pytest.approx(model(batch).loss_sum.item(), rel=0.02)
         half.backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_what_a_stage_keeps_is_measured_and_running_again_keeps_less(vision: str, tmp_path: Path) -> None:
+    """Also with a residual stream in half precision, which every layer takes as it is."""
+    units = configurations(vision, tmp_path)
+    document = {"pp": 2, "fp32_residual_connection": False}
+    topology = parse(PipelineTopology, {"units": dict.fromkeys(("vision", "audio", "llm"), document)}, "topology")
+    for unit, stage in ((unit, stage) for unit in topology.units for stage in range(2)):
+        found = chain(unit, topology, units)[stage]
+        place, settings = Place(unit, 0, stage, 0), {"dtype": torch.bfloat16, "image": IMAGE, "audio": AUDIO}
+        kept = measure_kept(found, topology, place, 0, **settings)
+        assert len(kept.savings) == len(found.layers)
+        assert kept.of_row(range(len(found.layers))) < kept.of_row(())
 
 
 def test_a_stage_has_its_own_tensors_only_and_reads_them_from_the_checkpoint(tmp_path: Path) -> None:

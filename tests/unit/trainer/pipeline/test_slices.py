@@ -175,7 +175,7 @@ def of_layers(blocks: nn.Module, rows: int, slices: Slices | None) -> dict[str, 
     positions = torch.arange(rows)
     args = (
         rotation(positions[:, None], WIDTH // SHAPE.heads, theta=1e4),
-        Segments(lengths=(rows,), cu_seqlens=torch.tensor([0, rows], dtype=torch.int32)),
+        Segments(lengths=(rows,), longest=rows, cu_seqlens=torch.tensor([0, rows], dtype=torch.int32)),
     )
     x = (numbered(rows) / 10).sin().requires_grad_()
     hidden = checkpoint(run[0], x, *args, use_reentrant=False)

@@ -271,8 +271,8 @@ def test_a_topology_that_fits_passes() -> None:
             {"encoder": {"tp": 2}, "llm": {}},
             {},
             3,
-            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing or frozen_layers, "
-            "name 'vision' and 'audio' in its place",
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers or "
+            "fp32_residual_connection, name 'vision' and 'audio' in its place",
         ),
         (
             {"vision": {"frozen_layers": 2}, "llm": {}},

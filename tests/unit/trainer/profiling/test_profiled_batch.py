@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.spec import AudioSpec, ImageSpec
-from headrace.trainer.profiling.profiled_batch import PACKED_POSITIONS, batch_shape, mixed_batch, mixed_probes, profiled_batch
+from headrace.trainer.loading.random_batch import random_batch
+from headrace.trainer.profiling.profiled_batch import PACKED_POSITIONS, batch_shape, mixed_probes, profiled_batch
 
 PARTS = ("vision", "audio", "llm", "generator")
 IMAGE, AUDIO = ImageSpec(patch=2, merge=2, min_pixels=16, max_pixels=4096), AudioSpec(mel_bins=4)
@@ -37,7 +38,7 @@ def test_the_microbatch_of_a_part_has_its_content_only(part: str) -> None:
 
 def test_mixed_samples_have_the_sizes_that_their_probes_say() -> None:
     probes = mixed_probes(IMAGE, AUDIO)
-    batch = mixed_batch(probes, image=IMAGE, audio=AUDIO, placeholders=(0, 1))
+    batch = random_batch(probes, image=IMAGE, audio=AUDIO, placeholders=(0, 1))
     assert batch.cu_seqlens.diff().tolist() == [probe.num_tokens for probe in probes]
     assert batch.mel_frames.tolist() == [frames for probe in probes for frames in probe.mel_frames]
     assert batch.image_cu_seqlens.diff().tolist() == [patches for probe in probes for patches in probe.image_patches]

@@ -15,18 +15,45 @@ ALIGNMENT = 64  # bytes: a cache line, and what vector instructions and Arrow wa
 _GRAIN_BYTES = 2 << 20  # one huge page; blocks are multiples of it, so that requests of similar sizes share them
 
 
+class PinnedMemory:
+    """torch's pool of this process's page-locked memory, which also waits for pending copies to the device. It needs a GPU.
+
+    It rounds sizes up to powers of two, uses a block for no other size, and gives none back by itself.
+    """
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Return a (num_bytes,) uint8 tensor with undefined contents."""
+        return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of all blocks, in use or not."""
+        return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that are in use."""
+        return int(torch.cuda.host_memory_stats().get("active_bytes.current", 0))
+
+    def release_idle(self) -> None:
+        """Give back all blocks that are not in use. This may wait for the device."""
+        torch.accelerator.empty_host_cache()
+
+
 class BufferPool:
     """A pool of buffers, each reused as soon as no tensor reads it any more. Thread-safe.
 
     A buffer returns to the pool by itself when the last tensor in it is gone, including views and tensors saved by autograd, so
     a buffer is never written while it is read. Memory in use is bounded by what the users keep, idle memory by `max_idle_bytes`.
 
-    Pinned buffers come from torch's own pool of page-locked memory, which also waits for pending copies to the device.
+    With pinned memory, all idle blocks are given back when they are more than `max_idle_bytes` beside the most that was in use at
+    a time: between steps nothing is in use, and to lock pages anew for each would take longer than the copies.
     """
 
-    def __init__(self, max_idle_bytes: int, *, pinned: bool = False) -> None:
-        """`pinned`: take page-locked memory, for asynchronous copies to a GPU; this requires a GPU."""
+    def __init__(self, max_idle_bytes: int, *, pinned: PinnedMemory | None = None) -> None:
+        """`pinned`: where page-locked memory is taken from, for asynchronous copies to a GPU; None: memory that is not locked."""
         self.pinned = pinned
+        self._most_pinned = 0  # bytes in use at a time
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.Lock()  # guards _idle
         self._idle: list[NDArray[np.uint8]] = []  # longest idle first
@@ -34,8 +61,8 @@ class BufferPool:
 
     def take(self, num_bytes: int) -> Tensor:
         """Return a (num_bytes,) uint8 tensor with undefined contents, aligned to ALIGNMENT bytes."""
-        if self.pinned:
-            return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        if self.pinned is not None:
+            return self._take_pinned(self.pinned, num_bytes)
         size = num_bytes + ALIGNMENT
         with self._lock:
             block = self._find(size)
@@ -52,6 +79,14 @@ class BufferPool:
         with self._lock:
             self._collect()
             return sum(map(len, self._idle))
+
+    def _take_pinned(self, pinned: PinnedMemory, num_bytes: int) -> Tensor:
+        with self._lock:
+            if pinned.allocated_bytes - pinned.used_bytes > self._max_idle_bytes + self._most_pinned:
+                pinned.release_idle()
+            buffer = pinned.take(num_bytes)
+            self._most_pinned = max(self._most_pinned, pinned.used_bytes)
+            return buffer
 
     def _find(self, size: int) -> NDArray[np.uint8] | None:
         """Take the smallest idle block that fits, or return None. If all are too small, the largest is discarded, so that no more

@@ -24,7 +24,7 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 def is_view(batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> bool:
     """Return whether media tensors are views of these batches and not copies: of a single one, unless `buffers` are pinned."""
-    return len(batches) == 1 and not buffers.pinned
+    return len(batches) == 1 and buffers.pinned is None
 
 
 class Columns:

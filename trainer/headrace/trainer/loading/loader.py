@@ -19,7 +19,7 @@ import torch
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
 from headrace.observability import metrics, tracing
 from headrace.quarantine import Rejected
-from headrace.trainer.loading.buffers import BufferPool
+from headrace.trainer.loading.buffers import BufferPool, PinnedMemory
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.columns import is_view
 from headrace.trainer.loading.consumers import Consumers
@@ -81,7 +81,7 @@ class SessionLoader(StepLoader):
             on_delivered=self._on_part_arrived,
         )
         self._packing = PackAhead(self._pack, lambda message: self._parts.have_arrived(message.tickets))
-        self._buffers = BufferPool(prefetch_bytes, pinned=torch.cuda.is_available())
+        self._buffers = BufferPool(prefetch_bytes, pinned=PinnedMemory() if torch.cuda.is_available() else None)
         self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
         self._changed = threading.Condition()

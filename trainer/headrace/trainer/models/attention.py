@@ -17,14 +17,18 @@ class Segments:
     """Boundaries of the segments (samples, images, recordings) of a packed sequence, made once per microbatch for all layers."""
 
     lengths: tuple[int, ...]
-    """Length of each segment, on the host: loops and kernel launches need plain numbers."""
+    """Length of each segment, on the host: the dense kernel is called for runs of them."""
+    longest: int
+    """Length of the longest segment, 0 without any. It is all that the flash kernel takes of the lengths: a compiled layer is not
+    compiled anew for others."""
     cu_seqlens: Tensor
     """(n + 1,) int32 offsets of the segments, on the device of the sequence."""
 
     @classmethod
     def of(cls, cu_seqlens: Tensor) -> Self:
         """Make segments from (n + 1,) offsets on the host; `to_device` brings them to a sequence on another device."""
-        return cls(lengths=tuple(cu_seqlens.diff().tolist()), cu_seqlens=cu_seqlens)
+        lengths = tuple(cu_seqlens.diff().tolist())
+        return cls(lengths=lengths, longest=max(lengths, default=0), cu_seqlens=cu_seqlens)
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool) -> Tensor:
@@ -34,7 +38,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, cau
     Returns (T, H, D). Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else
     takes one call of the dense kernel for every run of equally long segments.
     """
-    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and segments.lengths:
+    if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and segments.longest:
         return _flash(q, k, v, segments, causal)
     outputs = [
         _dense(q[start:end], k[start:end], v[start:end], count, causal)
@@ -47,7 +51,7 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, cau
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imports the compiler: 1.5 s, which CPU processes are spared
 
-    longest = max(segments.lengths)
+    longest = segments.longest
     window = (-1, 0) if causal else (-1, -1)
     offsets = segments.cu_seqlens
     output = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window, enable_gqa=True)

@@ -13,7 +13,7 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import AudioSpec
 from headrace.trainer.loading.collate import cumulative, places
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.block import encoder_blocks, layer_norm
 from headrace.trainer.models.rotary import rotation
 
 STRIDE = 2  # mel frames per encoder frame: the stride of the second convolution
@@ -40,7 +40,7 @@ class AudioEncoder(nn.Module):
         self.conv1 = PackedConv(audio.mel_bins, shape.width)
         self.conv2 = PackedConv(shape.width, shape.width, stride=STRIDE)
         self.layers = encoder_blocks(shape)
-        self.norm = nn.LayerNorm(shape.width)
+        self.norm = layer_norm(shape.width)
 
     def forward(self, mel: Tensor, convolutions: Any, layout: Any) -> Tensor:
         """Encode all recordings. `convolutions`, `layout`: from the methods of these names, on the device of `mel`."""

@@ -78,7 +78,7 @@ def cast_once(x: Tensor) -> Tensor:
 
 def encoder_blocks(shape: TransformerShape) -> nn.ModuleList:
     """Return the blocks of a ViT: LayerNorm, biases, and attention from every token to its whole segment."""
-    return nn.ModuleList(Block(shape, norm=nn.LayerNorm, causal=False, bias=True) for _ in range(shape.layers))
+    return nn.ModuleList(Block(shape, norm=layer_norm, causal=False, bias=True) for _ in range(shape.layers))
 
 
 def decoder_blocks(shape: TransformerShape) -> nn.ModuleList:
@@ -87,5 +87,35 @@ def decoder_blocks(shape: TransformerShape) -> nn.ModuleList:
 
 
 def rms_norm(width: int) -> nn.Module:
-    """Return an RMSNorm (Zhang and Sennrich 2019) with the epsilon of Llama 3."""
-    return nn.RMSNorm(width, eps=1e-5)
+    """Return an RMSNorm (Zhang and Sennrich 2019) with the epsilon of Llama 3, for a residual stream of any dtype."""
+    return _RmsNorm(width, eps=1e-5)
+
+
+def layer_norm(width: int) -> nn.Module:
+    """Return a LayerNorm (Ba et al. 2016) for a residual stream of any dtype."""
+    return _LayerNorm(width)
+
+
+class _RmsNorm(nn.RMSNorm):
+    """An RMSNorm whose output has the dtype of its input.
+
+    Autocast would keep a float32 copy of a stream in half precision, and float32 weights beside it would rule out torch's fused
+    kernel. That kernel computes in float32 in any case.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class _LayerNorm(nn.LayerNorm):
+    """A LayerNorm whose output has the dtype of its input; see `_RmsNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.layer_norm(x, self.normalized_shape, weight, bias, self.eps)

@@ -18,7 +18,7 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, places
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.block import encoder_blocks, layer_norm
 from headrace.trainer.models.noise import normal, numbers, uniform
 from headrace.trainer.models.rotary import Rotation, rotation
 from headrace.trainer.models.vision_encoder import centred, patch_positions
@@ -68,7 +68,7 @@ class Generator(nn.Module):
         self.embed = nn.Linear(self.values, shape.width)
         self.time = nn.Linear(shape.width, shape.width)
         self.layers = encoder_blocks(shape)
-        self.norm = nn.LayerNorm(shape.width)
+        self.norm = layer_norm(shape.width)
         self.head = nn.Linear(shape.width, self.values)
 
     def forward(self, patches: Tensor, layout: GeneratorLayout, conditions: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.models.block import layer_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,7 +32,7 @@ class Projector(nn.Module):
     def __init__(self, *, width_in: int, group: int, width_out: int) -> None:
         super().__init__()
         self.group = group
-        self.norm = nn.LayerNorm(width_in)
+        self.norm = layer_norm(width_in)
         self.up = nn.Linear(group * width_in, group * width_in)
         self.down = nn.Linear(group * width_in, width_out)
 

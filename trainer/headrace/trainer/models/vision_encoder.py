@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.block import encoder_blocks
+from headrace.trainer.models.block import encoder_blocks, layer_norm
 from headrace.trainer.models.rotary import rotation
 
 _THETA = 10_000.0  # Su et al. 2021; also Qwen2-VL's vision tower
@@ -41,7 +41,7 @@ class VisionEncoder(nn.Module):
         self.head_dim = shape.width // shape.heads
         self.embed = nn.Linear(3 * image.patch * image.patch, shape.width)
         self.layers = encoder_blocks(shape)
-        self.norm = nn.LayerNorm(shape.width)
+        self.norm = layer_norm(shape.width)
 
     def forward(self, patches: Tensor, layout: Any) -> Tensor:
         """Encode all images. `layout`: from `layout`, on the device of the patches."""

@@ -22,6 +22,7 @@ from headrace.trainer.pipeline.cargo import Cargo, CargoMaker, Feed
 from headrace.trainer.pipeline.channels import Channels
 from headrace.trainer.pipeline.chunk import Chunk, Output
 from headrace.trainer.pipeline.deadlock import check_order, check_rows
+from headrace.trainer.pipeline.memory_forecast import StageMemory
 from headrace.trainer.pipeline.message_order import Message, Program
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
@@ -132,6 +133,8 @@ class Executor:
         self.backwards = backwards
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
+        self.memory: StageMemory | None = None
+        """Forecasts and limits the memory of each step; None: nobody does."""
 
     def run(self, routes: Routes, feed: Feed) -> Totals:
         """Run forward and backward of all that the plan gives this process, adding to the gradients of its parameters.
@@ -139,13 +142,15 @@ class Executor:
         Messages may still be on their way until `wire.flush`.
 
         Raises, before anything is computed, HeadraceError if the plan would deadlock, and UserError if this process would keep
-        more rows than its unit's `max_rows`.
+        more rows than its unit's `max_rows` or take more memory than its `device_memory_gib`.
         """
         check_order(self.topology, routes, self.place)
         self.wire.channels.open_between(routes.pairs)
         run = _Run(self, routes, feed)
         actions = run.program.actions
         check_rows(self.topology, self.place, actions, run.num_rows)
+        if self.memory is not None:
+            self.memory.fit(actions, run.num_rows)
         moves = [run.moves(action) for action in actions]
         ends = {action.chunk: number for number, action in enumerate(actions) if action.kind != Kind.FORWARD}
         for number, (of_action, coming) in enumerate(pairwise([*moves, []])):

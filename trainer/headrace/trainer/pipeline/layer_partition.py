@@ -50,7 +50,7 @@ def layer_costs(
         end_factor = backward_factor(frozen=end_frozen, behind_trainable=upstream or not size.frozen)
         forward = [float(stack.layer_weights)] * stack.layers
         backward = [
-            cost * backward_factor(frozen=layer < num_frozen, behind_trainable=upstream, checkpointing=size.checkpointing)
+            cost * backward_factor(frozen=layer < num_frozen, behind_trainable=upstream, checkpointing=size.checkpointing is True)
             for layer, cost in enumerate(forward)
         ]
         forward[-1] += end

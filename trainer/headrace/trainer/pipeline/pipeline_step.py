@@ -11,9 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.measured import MeasuredWork
+from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.executor import Executor, Totals
+from headrace.trainer.pipeline.kept_activations import measure_kept
+from headrace.trainer.pipeline.memory_forecast import StageMemory, StateBytes
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.stage import Stage
@@ -48,6 +51,7 @@ class PipelineStep:
         self._cut = {p for stage in stages for name, p in stage.model.named_parameters() if cut_dimension(name) is not None}
         self.topology = topology
         self._device = stages[0].device
+        self._dtype = dtype
         self._autocast = torch.autocast(self._device.type, dtype, enabled=dtype != torch.float32)
         self.groups = groups
         self._tied = _tied_weight(stages) if groups.tied is not None else None
@@ -69,6 +73,24 @@ class PipelineStep:
         if groups.replicas is not None:
             for stage in stages:
                 _wait_before(stage, self.optimizer)
+
+    def forecast_memory(self, image: ImageSpec, audio: AudioSpec) -> StageMemory:
+        """Have the memory of every step forecast from now on, and kept within the limit of this process's unit. Collective.
+
+        image, audio: of the job, for the samples on which the stages are measured. Raises UserError as `StageMemory` does.
+        """
+        kept = [
+            measure_kept(
+                stage, self.topology, self.place, chunk, dtype=self._dtype, image=image, audio=audio, slices=self.groups.slices
+            )
+            for chunk, stage in enumerate(self.stages)
+        ]
+        state = StateBytes.of(self.stages, self.optimizer, self._dtype)
+        device_bytes = math.inf if self._device.type == "cpu" else torch.cuda.get_device_properties(self._device).total_memory
+        self._executor.memory = StageMemory(
+            self.topology, self.place, self.stages, kept, state, device_bytes=device_bytes, slices=self.groups.slices
+        )
+        return self._executor.memory
 
     def run(self, routes: Routes, feed: Feed, learning_rate: float) -> StepResult:
         """Run one step: forward and backward of this process's share, gradient all-reduce, clipping and update.

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from headrace.errors import UserError
-from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
-from headrace.trainer.models.adapted_units import HuggingFaceUnits
-from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
+from headrace.trainer.pipeline.memory_forecast import StageMemory, log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
@@ -86,7 +83,7 @@ def train_pipeline(
         name = model_name or loader.spec.model
         _check_units(loader, topology)
         topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
-        model = _model(loader, name, topology.model)
+        model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model)
         topology.check(num_ranks(), model.shape)
         warn_quadratic_attention(device.type, precision, model.shape)
         spec = loader.spec
@@ -110,8 +107,9 @@ def train_pipeline(
                 check_fresh(job, loader.next_step, allowed=fresh_weights)
             weights = [weight for stage in stages for weight in stage.parameters()]
             check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+            memory = step.forecast_memory(spec.image, spec.audio)
             with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
-                _train(job, loader, step, writer, settings, every=checkpoint_every)
+                _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
 
 
 def _saving(
@@ -126,6 +124,7 @@ def _train(
     step: PipelineStep,
     writer: CheckpointWriter | None,
     settings: OptimizerSpec,
+    memory: StageMemory,
     *,
     every: int,
 ) -> None:
@@ -133,6 +132,9 @@ def _train(
     where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
     log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
     committed = 0
+    device = step.stages[0].device
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     for planned, feed in loader.steps(step.prepare):
         PROGRESS.begin_step(planned.index)
         try:
@@ -143,6 +145,8 @@ def _train(
         loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
         PROGRESS.excuse("waits for the next step")
         log_step(job, planned, result, step.non_finite_samples)
+        if not committed and device.type == "cuda" and memory.forecast is not None:
+            log_measured(place, memory.forecast, torch.cuda.max_memory_allocated(device))
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             loader.settle()
@@ -162,50 +166,10 @@ def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    shape: ModelShape
-    make: Callable[[], MultimodalModel]
-    """Builds the whole model on the meta device."""
-    initialise: Callable[[MultimodalModel, int], None]
-    """Gives the modules of a stage their initial weights for a seed."""
-    pretrained: Sequence[Path] = ()
-    """Folders of pretrained weights that training starts from."""
-
-
-def _model(loader: PipelineLoader, name: str, units: HuggingFaceUnits) -> _Model:
-    spec, vocabulary = loader.spec, loader.vocabulary
-    ids = vocabulary.image_token, vocabulary.audio_token
-    if units == HuggingFaceUnits():
-        make = partial(build_model, name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
-        return _Model(shape=MODEL_SHAPES[name], make=make, initialise=initialise)
-    try:
-        from headrace.trainer.models.huggingface import model as adapted
-    except ImportError as err:
-        raise UserError(f"the topology's model needs transformers, which is not here ({err}): pip install transformers") from err
-    make = partial(
-        adapted.adapted_model,
-        units,
-        MODEL_SHAPES[name],
-        vocab_size=vocabulary.size,
-        image=spec.image,
-        audio=spec.audio,
-        image_token_id=vocabulary.image_token,
-        audio_token_id=vocabulary.audio_token,
-        seed=spec.seed,
-    )
-    return _Model(
-        shape=adapted.adapted_shape(units, MODEL_SHAPES[name]),
-        make=make,
-        initialise=adapted.initialise,
-        pretrained=adapted.pretrained(units),
-    )
-
-
 def _stages(
     loader: PipelineLoader,
     topology: PipelineTopology,
-    model: _Model,
+    model: WholeModel,
     device: torch.device,
     groups: ProcessGroups,
     dtype: torch.dtype,

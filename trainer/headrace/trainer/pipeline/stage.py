@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.models.block import cast_once
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.tensor_parallel import Slices
@@ -33,9 +34,19 @@ class Stage(nn.Module, ABC):
     it: norm, head and projector. Its parameters have the same names as in the whole model and, for a seed, the same weights.
     """
 
-    def __init__(self, model: MultimodalModel, unit: str, first: int, last: int, *, checkpointing: bool = False) -> None:
+    def __init__(
+        self,
+        model: MultimodalModel,
+        unit: str,
+        first: int,
+        last: int,
+        *,
+        checkpointing: bool = False,
+        fp32_residual: bool = True,
+    ) -> None:
         """`model`: the whole model, from which all modules but this stage's are removed; on the meta device it costs nothing.
-        `checkpointing`: whether layers run again in the backward instead of keeping their activations.
+        `checkpointing`: whether all layers run again in the backward instead of keeping their activations. `fp32_residual`:
+        whether the residual stream is float32; else it has the dtype of matrix products.
         """
         super().__init__()
         trunk = model.get_submodule(TRUNKS[unit])
@@ -45,7 +56,9 @@ class Stage(nn.Module, ABC):
         self.is_first, self.is_last = first == 0, last == len(layers)
         self.is_tied = unit == LLM and model.decoder.head is None
         """Whether this is an LLM whose embedding and head are one matrix, which its first and last stage both have."""
-        self.checkpointing = checkpointing
+        self.checkpointed: Collection[int] = range(last - first) if checkpointing else ()
+        """The layers, as indices of `layers`, that run again in the backward. It may change from step to step."""
+        self.fp32_residual = fp32_residual
         self.width = int(trunk.width)  # type: ignore[arg-type]
         """Width of hidden states between stages."""
         self.slices: Slices | None = None
@@ -115,11 +128,12 @@ class Stage(nn.Module, ABC):
         first stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's
         samples.
         """
-        x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden.float()
+        x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden
+        x = x.float() if self.fp32_residual else cast_once(x)
         layer_args = self._layer_args(inputs.layers)
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             run = layer if self.slices is None else self.slices.with_rows(layer, inputs.num_rows)
-            if self.checkpointing:  # no random numbers are drawn again, as there is no dropout
+            if index in self.checkpointed:  # no random numbers are drawn again, as there is no dropout
                 x = checkpoint(run, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = run(x, *layer_args)

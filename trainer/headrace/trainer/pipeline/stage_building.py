@@ -106,11 +106,11 @@ class JointEncoderStage(Stage):
     A sample's tokens are those of its images, then of its recordings.
     """
 
-    def __init__(self, model: MultimodalModel, unit: str, *_: int, checkpointing: bool = False) -> None:
+    def __init__(self, model: MultimodalModel, unit: str, *_: int, **__: bool) -> None:
         nn.Module.__init__(self)
         self.unit, self.model = unit, model
         self.is_first = self.is_last = True
-        self.is_tied, self.checkpointing, self.slices = False, checkpointing, None
+        self.is_tied, self.checkpointed, self.fp32_residual, self.slices = False, (), True, None
         self.width = self.token_width = model.decoder.embed.embedding_dim
         prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
 
@@ -318,7 +318,14 @@ def build_stages(
     stages = []
     for chunk in range(topology.chunks):
         first, last = bounds[chunk * unit.pp + place.stage :][:2]
-        stage = STAGES[place.unit](make_model(), place.unit, first, last, checkpointing=unit.checkpointing)
+        stage = STAGES[place.unit](
+            make_model(),
+            place.unit,
+            first,
+            last,
+            checkpointing=unit.checkpointing is True,
+            fp32_residual=unit.fp32_residual_connection,
+        )
         stage.to_empty(device=device)
         initialise(stage.model, seed)
         if slices is not None:

@@ -91,7 +91,7 @@ class PipelineTopology(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
-        check_units(self.units, self.stages, self.chunks)
+        check_units(self.units, self.stages, self.chunks, self.schedule)
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
         return self
 
@@ -248,7 +248,7 @@ class PipelineTopology(BaseModel):
         yield "trainer", self.execution.trainer, planned.trainer or self.execution.trainer
         for name in ("schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
-        for option in ("tp", "frozen", "frozen_layers", "frozen_projector", "checkpointing"):
+        for option in ("tp", "frozen", "frozen_layers", "frozen_projector", "checkpointing", "fp32_residual_connection"):
             yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
         llm = self.units[LLM].dp
         yield "units with a dp of their own", self.execution.unit_replicas(llm), planned.unit_replicas(llm)
@@ -298,10 +298,11 @@ class PipelineTopology(BaseModel):
         size = self.units[ENCODER]
         if {"vision", "audio"} & set(self.units):
             raise UserError(f"unit {ENCODER!r} is vision and audio together: name either it or the two")
-        if self.num_parts(ENCODER) > 1 or size.tp > 1 or size.checkpointing or size.frozen_layers:
+        of_layers = size.checkpointing or size.frozen_layers or not size.fp32_residual_connection
+        if self.num_parts(ENCODER) > 1 or size.tp > 1 or of_layers:
             raise UserError(
-                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks, checkpointing or "
-                "frozen_layers, name 'vision' and 'audio' in its place"
+                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers or "
+                "fp32_residual_connection, name 'vision' and 'audio' in its place"
             )
 
     def _sizes(self) -> str:

@@ -87,6 +87,21 @@ class ShardedAdamW:
         """The parts of parameters that this replica updates."""
         return self._piece_of.values()
 
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of all parameters."""
+        return sum(bucket.weights.nbytes for bucket in self._buckets)
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Bytes of the largest bucket, which its gradients are copied into before they are summed."""
+        return max((bucket.weights.nbytes for bucket in self._buckets), default=0)
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of the moments of this replica's pieces once they have been updated."""
+        return sum(len(_MOMENTS) * piece.weight.nbytes for piece in self.pieces)
+
     def last_backward(self, chunk: int) -> None:
         """Begin from now on to sum each of a chunk's buckets as soon as all its parameters have a gradient of the next backward,
         the chunk's last one in this step.

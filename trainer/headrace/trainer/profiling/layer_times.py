@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from headrace.sample import Probe
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.random_batch import random_batch
 from headrace.trainer.profiling.layer_kinds import Kind, kinds_of, randomise
-from headrace.trainer.profiling.profiled_batch import BatchShape, batch_shape, mixed_batch, profiled_batch
+from headrace.trainer.profiling.profiled_batch import BatchShape, batch_shape, profiled_batch
 from headrace.trainer.profiling.profiled_model import ProfiledModel
 
 
@@ -69,7 +70,7 @@ class LayerTimer:
     def whole(self, probes: Sequence[Probe], repeats: int) -> float:
         """Return the median seconds of forward and backward of the whole model on `mixed_probes`, after one run to warm up."""
         model = self._profiled.model
-        batch = mixed_batch(
+        batch = random_batch(
             probes,
             image=self._profiled.image,
             audio=self._profiled.audio,

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import pyarrow as pa
 import torch
 
 from headrace.plan import GENERATOR, LLM
-from headrace.sample import SCHEMA, Probe
+from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
-from headrace.trainer.loading.collate import PackedMicrobatch, collate, cumulative
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
 from headrace.trainer.models.audio_encoder import STRIDE
 
 PACKED_POSITIONS = 2048
@@ -106,32 +103,3 @@ def mixed_probes(image: ImageSpec, audio: AudioSpec) -> list[Probe]:
             )
         )
     return probes
-
-
-def mixed_batch(
-    probes: Sequence[Probe], *, image: ImageSpec, audio: AudioSpec, placeholders: tuple[int, int]
-) -> PackedMicrobatch:
-    """Return a microbatch of `mixed_probes` on the host, with random content, in which every token is a target.
-
-    placeholders: token ids that stand for images and recordings; the id after them stands for all text.
-    """
-    dice = np.random.default_rng(len(probes))
-    rows = []
-    for number, probe in enumerate(probes):
-        image_tokens = sum(probe.image_patches) // image.merge**2
-        audio_tokens = sum(map(audio.num_tokens, probe.mel_frames))
-        text = np.full(probe.num_tokens - image_tokens - audio_tokens, max(placeholders) + 1)
-        ids = np.concatenate([text[:1], np.repeat(placeholders, (image_tokens, audio_tokens)), text[1:]]).astype(np.int32)
-        rows.append(
-            {
-                "sample_id": number,
-                "input_ids": ids,
-                "labels": ids,
-                "patches": dice.integers(0, 256, sum(probe.image_patches) * 3 * image.patch**2, dtype=np.uint8),
-                "image_grids": [[1, math.isqrt(patches), math.isqrt(patches)] for patches in probe.image_patches],
-                "mel": dice.standard_normal(sum(probe.mel_frames) * audio.mel_bins).astype(np.float16),
-                "mel_frames": probe.mel_frames,
-                "flags": 0,
-            }
-        )
-    return collate([pa.RecordBatch.from_pylist([row], schema=SCHEMA) for row in rows])

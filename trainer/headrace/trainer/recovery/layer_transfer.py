@@ -16,6 +16,7 @@ import xxhash
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UnrecoverableError
+from headrace.trainer.recovery.host_staging import to_host
 from headrace.trainer.recovery.mesh import Mesh
 
 _DIGEST_BYTES = 16
@@ -207,7 +208,7 @@ def move(
                 works = [mesh.everybody.recv([part], transfer.source, tag + k) for k, part in enumerate(parts)]
                 arriving.append((transfer, parts, works))
             elif transfer.source == mesh.rank:
-                parts = [part.cpu() for part in state(transfer.name)]
+                parts = [to_host(part) for part in state(transfer.name)]
                 under_way += [mesh.everybody.send([part], transfer.target, tag + k) for k, part in enumerate(parts)]
                 leaving.append((transfer, parts))
         for transfer, parts in leaving:

@@ -1,4 +1,4 @@
-"""What a membership snapshot means for one node: its place in a pipeline, and its pipeline's share of each plan."""
+"""What a membership snapshot means for one process of a node: its place in a pipeline, and its pipeline's share of each plan."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The pipelines of one membership snapshot, and the place of one node in them."""
+    """The pipelines of one membership snapshot, and the place of one process in them."""
 
     generation: int
     """Generation of the snapshot."""
     rank: int
-    """Rank of this node: its index in the snapshot."""
+    """Rank of this process: those of the snapshot's first node come first, and so on."""
     num_ranks: int
     pipelines: tuple[tuple[int, ...], ...]
-    """Ranks of each pipeline, in pipeline order; NOBODY in place of a lost node, whose pipeline's microbatches others do."""
+    """Ranks of each pipeline, in pipeline order; NOBODY for those of a lost node, whose pipeline's microbatches others do."""
     shares: tuple[int, ...]
     """Number of microbatches of each pipeline."""
     pipeline: int
@@ -65,13 +65,17 @@ class Layout:
     """The step that pipelines have already done a part of, if any."""
 
     @classmethod
-    def of(cls, snapshot: membership_pb2.Snapshot, name: str, spec: RecoverySpec) -> Self | None:
-        """Return the layout of the node with this name, or None if the snapshot gives it no place in a pipeline."""
+    def of(cls, snapshot: membership_pb2.Snapshot, name: str, spec: RecoverySpec, process: int = 0) -> Self | None:
+        """Return the layout of a process of the node with this name; None if the snapshot gives it no place in a pipeline."""
         names = [node.name for node in snapshot.nodes]
         if name not in names:
             return None
-        rank = names.index(name)
-        pipelines = tuple(tuple(stage.rank for stage in pipeline.stages) for pipeline in snapshot.pipelines)
+        per_node = spec.gpus_per_node
+        rank = names.index(name) * per_node + process
+        pipelines = tuple(
+            tuple(NOBODY if stage.rank == NOBODY else stage.rank * per_node + stage.process for stage in pipeline.stages)
+            for pipeline in snapshot.pipelines
+        )
         own = next(number for number, ranks in enumerate(pipelines) if rank in ranks)
         bounds: dict[str, tuple[int, ...]] = {}
         for stage in snapshot.pipelines[own].stages:
@@ -79,7 +83,7 @@ class Layout:
         return cls(
             generation=snapshot.generation,
             rank=rank,
-            num_ranks=len(names),
+            num_ranks=len(names) * per_node,
             pipelines=pipelines,
             shares=tuple(pipeline.num_microbatches for pipeline in snapshot.pipelines),
             pipeline=own,

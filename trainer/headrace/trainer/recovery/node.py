@@ -1,4 +1,7 @@
-"""A node of a recoverable job, which trains under the membership snapshots of its job, one after the other."""
+"""A process of a node of a recoverable job, which trains under the membership snapshots of its job, one after the other.
+
+Most nodes are one process. The processes of a larger one have a stage each, are lost together, and join together.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from types import FrameType
 import torch
 
 from headrace.errors import HeadraceError, UnrecoverableError, UserError
-from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
-from headrace.trainer.devices import check_nodes, local_device
+from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_staged_nodes
+from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
@@ -41,6 +44,7 @@ def train_recoverable(
     job: str,
     spec: RecoverySpec,
     node: str,
+    process: int = 0,
     host: str = "127.0.0.1",
     model_name: str = "",
     threads: int | None = None,
@@ -52,21 +56,22 @@ def train_recoverable(
     device: torch.device | None = None,
     fresh_weights: bool = False,
 ) -> None:
-    """Train as one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
+    """Train as a process of one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
 
-    `node`: this node's name. `host`: host at which the other nodes reach it. `checkpoint`: folder, visible to all nodes, in which
-    the model is saved at the job's end, or when training cannot go on. `resume`: folder with such a checkpoint to start from.
-    `fresh_weights`: whether to start with fresh weights, if there is no `resume`, even if the job has committed steps already,
-    which is refused otherwise. All other arguments are those of `headrace.trainer.train.train`.
+    `node`: the node's name. `process`: which of its processes this is. `host`: host at which the other nodes reach it.
+    `checkpoint`: folder, visible to all nodes, in which the model is saved at the job's end, or when training cannot go on.
+    `resume`: folder with such a checkpoint to start from. `fresh_weights`: whether to start with fresh weights, if there is no
+    `resume`, even if the job has committed steps already, which is refused otherwise. All other arguments are those of
+    `headrace.trainer.train.train`.
 
     Raises UserError if job, spec, model and device do not fit each other, and UnrecoverableError if too few nodes are left or a
     layer is lost.
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    number = zlib.crc32(node.encode()) >> 1
+    number = zlib.crc32(f"{node}/{process}".encode()) >> 1
     device = device or local_device()
-    check_nodes(device.type)
+    warn_staged_nodes(device.type)
     with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
         if set(loader.spec.topology.stages) != set(spec.units):
             raise UserError(
@@ -74,11 +79,13 @@ def train_recoverable(
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
         spec.check_execution(loader.spec.execution)
-        name = model_name or loader.spec.model
+        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model)
+        warn_quadratic_attention(device.type, precision, model.shape)
+        nodes = _nodes(loader, spec, model, precision)
         training = Training(
             loader,
             spec,
-            name,
+            model,
             device=device,
             dtype=PRECISIONS[precision],
             checkpoint=checkpoint,
@@ -86,16 +93,16 @@ def train_recoverable(
             fresh_weights=fresh_weights,
         )
         meeting = Meeting(host)
-        hello = membership_pb2.NodeHello(job=job, node=node, address=meeting.address, spec=_nodes(loader, spec, name, precision))
-        with Node(MembershipClient(endpoint, hello), training, node, host) as member:
-            log.info("joined %s", pairs(job=job, node=node, training_begins_with_nodes=spec.nodes))
+        hello = membership_pb2.NodeHello(job=job, node=node, process=process, address=meeting.address, spec=nodes)
+        with Node(MembershipClient(endpoint, hello), training, node, host, process) as member:
+            log.info("joined %s", pairs(job=job, node=node, process=process, training_begins_with_nodes=spec.nodes))
             member.run()
 
 
-def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: str) -> membership_pb2.NodesSpec:
+def _nodes(loader: NodeLoader, spec: RecoverySpec, model: WholeModel, precision: str) -> membership_pb2.NodesSpec:
     return nodes_message(
         spec,
-        MODEL_SHAPES[model_name],
+        model.shape,
         num_microbatches=loader.spec.topology.replicas * loader.spec.topology.microbatches,
         vocab_size=loader.vocabulary.size,
         image=loader.spec.image,
@@ -105,10 +112,12 @@ def _nodes(loader: NodeLoader, spec: RecoverySpec, model_name: str, precision: s
 
 
 class Node:
-    """One node of a job: joins the membership, and trains under each snapshot until the job ends or the node leaves."""
+    """A process of a node: joins the membership, and trains under each snapshot until the job ends or the node leaves."""
 
-    def __init__(self, membership: MembershipClient, training: Training, name: str, host: str) -> None:
-        self._membership, self._training, self._name, self._host = membership, training, name, host
+    def __init__(self, membership: MembershipClient, training: Training, node: str, host: str, process: int = 0) -> None:
+        """`node`: name of the node. `host`: at which the other nodes reach it. `process`: which of its processes this is."""
+        self._membership, self._training, self._node, self._process, self._host = membership, training, node, process, host
+        self._who = {"node": node, "process": process}  # for the log
         self._mesh: Mesh | None = None
         self._running = membership_pb2.Snapshot()  # the snapshot that the mesh is of
         self._urgent_only = False  # if so, only urgent snapshots cut the mesh: others hold from the end of a step on
@@ -146,7 +155,7 @@ class Node:
         """
         while self._known() > known or not self._training.is_over:
             if self._leaves and not self._has_place and self._known() <= known:
-                log.info("leaves without a place %s", pairs(node=self._name, generation=known))
+                log.info("leaves without a place %s", pairs(**self._who, generation=known))
                 self._is_done = False  # it may have been given a place at this moment
                 return None
             try:
@@ -159,21 +168,21 @@ class Node:
         """Train under a snapshot, or save if it ends training. Return whether nothing is left to do."""
         log.info(
             "follows %s",
-            pairs(node=self._name, generation=snapshot.generation, nodes=len(snapshot.nodes), change=snapshot.change),
+            pairs(**self._who, generation=snapshot.generation, nodes=len(snapshot.nodes), change=snapshot.change),
         )
         if not snapshot.pipelines:
             return self._end(snapshot)
-        layout = Layout.of(snapshot, self._name, self._training.spec)
+        layout = Layout.of(snapshot, self._node, self._training.spec, self._process)
         self._has_place = layout is not None
         if layout is None:
-            log.info("no place %s", pairs(node=self._name, generation=snapshot.generation))
+            log.info("no place %s", pairs(**self._who, generation=snapshot.generation))
             self._training.forget()
             return self._leaves
         mesh = self._mesh_of(snapshot, layout.rank)
         try:
             return self._train(layout, mesh, snapshot)
         except MeshCutError as err:
-            log.info("cut off %s", pairs(node=self._name, generation=layout.generation, why=err))
+            log.info("cut off %s", pairs(**self._who, generation=layout.generation, why=err))
             if self._training.is_done:
                 return True
             self._await_notice(layout.generation, err)
@@ -193,7 +202,7 @@ class Node:
         where = {"unit": layout.place.unit, "pipeline": layout.pipeline, "stage": layout.place.stage}
         took = {f"{name}_s": seconds for name, seconds in phases.items()}
         next_step = self._training.next_step
-        log.info("training %s", pairs(node=self._name, generation=layout.generation, step=next_step, **where, **took))
+        log.info("training %s", pairs(**self._who, generation=layout.generation, step=next_step, **where, **took))
         if layout.rank == 0:
             first_step = self._training.first_own_step
             formation = membership_pb2.Formation(
@@ -211,13 +220,14 @@ class Node:
         Raises UnrecoverableError if training cannot go on, or a part of the model is lost.
         """
         names, why, saved = [node.name for node in snapshot.nodes], snapshot.error, ""
-        if self._name in names:
+        if self._node in names:
+            rank = names.index(self._node) * self._training.spec.gpus_per_node + self._process
             try:
-                saved = self._training.rescue(self._mesh_of(snapshot, names.index(self._name)), snapshot.generation)
+                saved = self._training.rescue(self._mesh_of(snapshot, rank), snapshot.generation)
             except UnrecoverableError as err:
                 why, saved = why or "nodes were lost after the last step, before all had saved the model", str(err)
             except MeshCutError as err:
-                log.info("cut off %s", pairs(node=self._name, generation=snapshot.generation, why=err))
+                log.info("cut off %s", pairs(**self._who, generation=snapshot.generation, why=err))
                 self._await_notice(snapshot.generation, err)
                 return False
             finally:
@@ -229,7 +239,8 @@ class Node:
     def _mesh_of(self, snapshot: membership_pb2.Snapshot, rank: int) -> Mesh:
         name = f"{self._training.job}/{snapshot.generation}"
         timeout = STEP_TIMEOUT if is_rerouted(snapshot) else MEET_TIMEOUT  # nodes finish their share before they come
-        mesh = Mesh(snapshot.nodes[0].address, name, rank, len(snapshot.nodes), self._host, timeout)
+        num_ranks = len(snapshot.nodes) * self._training.spec.gpus_per_node
+        mesh = Mesh(snapshot.nodes[0].address, name, rank, num_ranks, self._host, timeout)
         with self._lock:
             # After a rerouted snapshot, the next one follows as soon as the first node is ready. It must not cut the mesh, as
             # the other nodes may be just behind.
@@ -274,12 +285,15 @@ class Node:
                 continue
             except HeadraceError as err:
                 log.debug("no more snapshots: %s", err)
+                with self._lock:
+                    if self._mesh is not None and not self._over.is_set():
+                        self._mesh.cut()  # nothing else ends the waits of a process that the service has let go
                 return
             seen = snapshot.generation
             with self._lock:
                 running = self._running
                 if self._mesh is not None and (snapshot.urgent if self._urgent_only else seen) > running.generation:
-                    self._mesh.cut(but_pipelines=self._urgent_only and finishes_step_first(self._name, running, snapshot))
+                    self._mesh.cut(but_pipelines=self._urgent_only and finishes_step_first(self._node, running, snapshot))
 
     @contextmanager
     def _leaving_on_sigterm(self) -> Iterator[None]:

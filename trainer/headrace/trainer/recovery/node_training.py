@@ -20,9 +20,9 @@ from headrace.message_codec import measured_message, measured_value, rejection_m
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.commit_thread import CommitThread
-from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 from headrace.trainer.pipeline.agreement import training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
+from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.recovery.held_layers import Holding, make_holding, state_lengths
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
@@ -44,7 +44,7 @@ class Training:
         self,
         loader: NodeLoader,
         spec: RecoverySpec,
-        model_name: str,
+        model: WholeModel,
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -57,21 +57,12 @@ class Training:
         """
         self.spec, self.job = spec, loader.spec.name
         self._loader, self._device, self._dtype = loader, device, dtype
-        self._settings = spec.optimizer.resolved(model_name)
+        self._settings = spec.optimizer.resolved(model.name, model.pretrained)
         self._skip_policy = SkipPolicy(self._settings)
-        self._training_record = training_record(model_name, dtype, spec.units)
-        vocabulary = loader.vocabulary
-        self._make_model: Callable[[], MultimodalModel] = lambda: build_model(
-            model_name,
-            loader.spec,
-            vocabulary.size,
-            vocabulary.image_token,
-            vocabulary.audio_token,
-            seed=loader.spec.seed,
-            device="meta",
-        )
+        self._training_record = training_record(model.name, dtype, spec.units)
+        self._model = model
         make_optimizer(nn.Linear(1, 1).parameters())  # the first optimizer imports for seconds, while others would wait
-        self._lengths = state_lengths(self._make_model(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
+        self._lengths = state_lengths(model.make(), spec.pipeline(dict.fromkeys(spec.units, (0, 1))))
         self._sizes = {name: 4 * sum(lengths) for name, lengths in self._lengths.items()}  # in bytes
         self._standing = Standing()
         self._held: list[Holding] = []  # the present holding, and after an interrupted move also the one before
@@ -278,7 +269,7 @@ class Training:
         first, end = layout.bounds[unit][stage : stage + 2]
         if self._held and self._held[0].covers(unit, first, end):
             return self._held[0]
-        return make_holding(layout, self._make_model, self._settings, device=self._device)
+        return make_holding(layout, self._model.make, self._settings, device=self._device)
 
     def _begin(self, target: Holding, layout: Layout) -> None:
         """Begin training with fresh weights, which every node initialises by itself, or with those of a checkpoint.
@@ -302,7 +293,7 @@ class Training:
             warn_differences(checkpoint.loader.get(TRAINING_RECORD, {}), self._training_record)
         else:
             check_fresh(self.job, next_step, allowed=self._fresh_weights)
-            initialise(target.stage.model, self._loader.spec.seed)
+            self._model.initialise(target.stage.model, self._loader.spec.seed)
         self._held = [target]
         self._standing = Standing(applied=next_step, generation=layout.generation)
 

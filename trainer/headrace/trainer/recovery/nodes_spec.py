@@ -12,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.errors import UserError
 from headrace.execution_spec import ExecutionSpec
+from headrace.limits import MAX_GPUS_PER_NODE
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import LLM
 from headrace.spec import AudioSpec, ImageSpec, parse, read_yaml
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.layer_partition import layer_costs
@@ -45,17 +47,19 @@ class RecoverableUnit(BaseModel):
 class RecoverySpec(BaseModel):
     """Specification of a recoverable job: its nodes, its units and the failures to survive.
 
-    A node is one process that has a GPU to itself.
+    A node is `gpus_per_node` processes, which are lost together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     nodes: int = Field(ge=1)
     """Number of nodes at which training begins."""
+    gpus_per_node: int = Field(default=1, ge=1, le=MAX_GPUS_PER_NODE)
+    """Number of processes of a node. Each has a GPU, or a share of the CPU, and one stage of a pipeline to itself."""
     max_failures: int = Field(default=1, ge=0)
     """Number of nodes that may be lost at the same time: every layer is on at least one node more than that."""
     memory_gib: float | None = Field(default=None, gt=0)
-    """Memory of a node for weights, gradients and optimizer state, in GiB. None: pipelines are planned without a limit."""
+    """Memory of a process for weights, gradients and optimizer state, in GiB. None: pipelines are planned without a limit."""
     schedule: str = "1f1b"
     """Schedule of every pipeline: '1f1b', 'gpipe', 'eager' or 'zero-bubble'."""
     on_loss: Literal["auto", "rebuild", "reroute"] = "auto"
@@ -64,6 +68,8 @@ class RecoverySpec(BaseModel):
     'auto' takes whichever is done earlier."""
     units: dict[str, RecoverableUnit]
     """The units by name, which must include 'llm'."""
+    model: HuggingFaceUnits = HuggingFaceUnits()
+    """Units that are models of Hugging Face's transformers, at paths that every node has."""
     optimizer: OptimizerSpec = OptimizerSpec()
 
     @model_validator(mode="after")
@@ -110,24 +116,33 @@ def nodes_message(
 ) -> membership_pb2.NodesSpec:
     """Return the message from which the reorder service plans pipelines, and which it compares between nodes.
 
+    Raises UserError if a node has more processes than the model has layers, of which each process needs one.
+
     The `seconds` of a layer are relative: the matrix elements that a row is multiplied with in forward and backward, times the
     rows that the unit has per LLM token if all tokens are of images or recordings.
     """
     topology = spec.pipeline(dict.fromkeys(spec.units, (0, 1)))
     costs = layer_costs(topology, shape, vocab_size=vocab_size, image=image, audio=audio)
     rows = {ENCODER: image.merge**2, "vision": image.merge**2, "audio": audio.frames_per_token // STRIDE}
+    embedded = vocab_size if spec.model.llm is None else shape.llm.vocab
     profile = membership_pb2.ModelProfile(memory_bytes=np.iinfo(np.int64).max // 2)
     if spec.memory_gib is not None:
         profile.memory_bytes = int(spec.memory_gib * 2**30)
     for unit in topology.units:
         seconds = rows.get(unit, 1) * np.sum(costs[unit], axis=0)
-        num_bytes = _layer_bytes(shape.units[unit], vocab_size if unit == LLM else 0, frozen=spec.units[unit].frozen)
+        num_bytes = _layer_bytes(shape.units[unit], embedded if unit == LLM else 0, frozen=spec.units[unit].frozen)
         if unit == ENCODER:  # it cannot be cut
             seconds, num_bytes = seconds.sum(keepdims=True), num_bytes.sum(keepdims=True)
         profile.units.add(unit=unit, num_layers=len(seconds))
         profile.seconds.extend(seconds.tolist())
         profile.layer_bytes.extend(num_bytes.tolist())
+    if spec.gpus_per_node > (num_layers := sum(unit.num_layers for unit in profile.units)):
+        raise UserError(
+            f"nodes of {spec.gpus_per_node} processes have a stage each, but the model has {num_layers} layers that can be one: "
+            f"give gpus_per_node {num_layers} or less, as a stage is not shared by several processes (Oobleck shards it, by FSDP)"
+        )
     return membership_pb2.NodesSpec(
+        gpus_per_node=spec.gpus_per_node,
         num_nodes=spec.nodes,
         max_failures=spec.max_failures,
         num_microbatches=num_microbatches,

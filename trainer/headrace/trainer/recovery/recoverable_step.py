@@ -21,6 +21,7 @@ from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, Op
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.recovery.held_layers import Holding
+from headrace.trainer.recovery.host_staging import from_host, staged, to_host, waiting
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.train_step import SkipPolicy, StepResult
@@ -83,9 +84,9 @@ class RecoverableStep:
         present = [rank for rank in layout.ranks if rank != NOBODY]
         self._pipeline_index = layout.pipeline
         self._pipeline = mesh.group("pipeline/" + "-".join(map(str, present)), present, is_pipeline=True)
-        wait = partial(mesh.wait_for_message, in_pipeline=True)
+        wait = waiting(partial(mesh.wait_for_message, in_pipeline=True))
         with mesh.interruptible(in_pipeline=True):
-            own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, self._pipeline)
+            own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, staged(self._pipeline, stage.device))
             channels = Channels(layout.topology, own_rank, stage.device, open_end, wait)
         self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
@@ -233,7 +234,8 @@ def _sum_gradients(mesh: Mesh, group: dist.ProcessGroup, parameters: Sequence[nn
         flags = torch.tensor([float(p.grad is not None) for p in bucket], device=bucket[0].device)
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
         flat = torch.cat([flags, *(gradient.flatten() for gradient in gradients)])
-        mesh.wait(group.allreduce([flat]))
-        summed = torch.split(flat[len(bucket) :], [p.numel() for p in bucket])
-        for parameter, gradient, num_ranks in zip(bucket, summed, flat[: len(bucket)].tolist(), strict=True):
+        host = to_host(flat)
+        mesh.wait(group.allreduce([host]))
+        summed = torch.split(from_host(host, flat)[len(bucket) :], [p.numel() for p in bucket])
+        for parameter, gradient, num_ranks in zip(bucket, summed, host[: len(bucket)].tolist(), strict=True):
             parameter.grad = gradient.view_as(parameter) if num_ranks else None

@@ -19,6 +19,7 @@ from headrace.model_shape import ModelShape, TransformerShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, VISION, Coefficients, LayerCost, total
+from headrace.reorder_service.planning.cost_model.kept_bytes import Keeping, kept_bytes
 
 if TYPE_CHECKING:  # importing these takes a fifth of a second
     from headrace.sample import Probe
@@ -71,6 +72,8 @@ def estimate(
     measured: Coefficients | None = None,
     tp: Mapping[str, int] | None = None,
     checkpointing: Collection[str] = (),
+    frozen: Collection[str] = (),
+    bf16_residual: Collection[str] = (),
     backward_factors: Mapping[str, float] | None = None,
 ) -> SampleCosts:
     """Estimate seconds, kept activations and transfers of n samples in each of `units`.
@@ -80,8 +83,9 @@ def estimate(
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
     `MeasuredCosts.coefficients`). tp: number of slices of each layer by unit, 1 where none is given; measured coefficients have
-    their own. checkpointing: units that keep only each layer's input. backward_factors: as from
-    `headrace.backward_factors`; a unit with 0 keeps nothing.
+    their own. checkpointing: units that keep only each layer's input. frozen: units without gradients of weights, which keep
+    less. bf16_residual: units with `fp32_residual_connection: false`. backward_factors: as from `headrace.backward_factors`; a
+    unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
@@ -105,8 +109,14 @@ def estimate(
     memory: dict[str, Floats] = {}
     for unit in units:
         idle = backward_factors is not None and backward_factors.get(unit) == 0
-        kept = {part: 0 if idle else kept_bytes(stacks[part], unit in checkpointing) for part in PARTS_OF[unit]}
-        memory[unit] = np.sum([lengths[part].sums * float(amount) for part, amount in kept.items()], axis=0)
+        keeping = Keeping(
+            checkpointing=unit in checkpointing,
+            frozen=unit in frozen,
+            fp32_residual=unit not in bf16_residual,
+            tp=(tp or {}).get(unit, 1),
+        )
+        kept = {part: 0.0 if idle else kept_bytes(stacks[part], keeping) for part in PARTS_OF[unit]}
+        memory[unit] = np.sum([lengths[part].sums * amount for part, amount in kept.items()], axis=0)
     return SampleCosts(seconds=_by_unit(units, seconds), memory_bytes=memory, transfer_bytes=_by_unit(units, transfer))
 
 
@@ -150,20 +160,6 @@ def layer_costs(shape: TransformerShape, *, causal: bool = False) -> tuple[Layer
     full = LayerCost(quadratic=attention, linear=dense.linear)
     windowed = LayerCost(linear=dense.linear + attention * shape.window)
     return tuple(windowed if (layer + 1) % shape.full_every else full for layer in range(shape.layers))
-
-
-def kept_bytes(shape: TransformerShape, checkpointing: bool) -> int:
-    """Return the bytes that a stack keeps per position from its forward to its backward, in bf16 and without dropout.
-
-    This is the count of Korthikanti et al. 2022 (Reducing Activation Recomputation, section 4.1: 34 s h bytes a layer plus the
-    attention matrix), without the matrix, which flash attention does not keep, and without the masks of dropout: 32 s h bytes.
-    Grouped queries and a gate change it. A layer keeps the inputs of both norms, of the projections, of attention (queries, keys,
-    values), of the output projection and of the MLP (6 widths plus keys and values), and inside the MLP each matrix's output and
-    the input of the last one. With checkpointing, only each layer's input is kept.
-    """
-    inside = (3 if shape.gated else 2) * shape.mlp
-    values = shape.width if checkpointing else 6 * shape.width + 2 * shape.kv_width + inside
-    return _BYTES * shape.layers * values
 
 
 def _dense(weights: int) -> LayerCost:

@@ -20,10 +20,10 @@ from headrace.reorder_service.planning.cost_model.cost import (
     DEVICE_FLOPS_PER_S,
     SampleCosts,
     estimate,
-    kept_bytes,
     layer_costs,
     nominal_coefficients,
 )
+from headrace.reorder_service.planning.cost_model.kept_bytes import Keeping, kept_bytes
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
 
@@ -245,9 +245,9 @@ def test_the_generator_has_a_position_for_every_image_token_by_hand() -> None:
     )
     assert got.transfer_bytes["generator"].tolist() == [2 * 20 * width, 0, 2 * 2 * width]
     assert got.memory_bytes["generator"].tolist() == [
-        20 * kept_bytes(shape.generator, False),
+        20 * kept_bytes(shape.generator, Keeping()),
         0,
-        2 * kept_bytes(shape.generator, False),
+        2 * kept_bytes(shape.generator, Keeping()),
     ]
     without = estimate_of(probe(30, images=(16, 64)), shape=shape)
     assert without.seconds["llm"][0] == got.seconds["llm"][0]
@@ -300,28 +300,41 @@ def test_a_measurement_that_lacks_what_samples_have_is_refused() -> None:
 # -- memory and transfers ----------------------------------------------------------------------------------------------
 
 
-def test_an_ungated_layer_keeps_32_bytes_per_channel() -> None:
-    """34 s h of Korthikanti et al. less the two masks of dropout, one byte each."""
+def test_an_ungated_layer_keeps_32_bytes_a_channel_and_4_more_with_a_residual_stream_in_float32() -> None:
+    """34 s h of Korthikanti et al. less the two masks of dropout, one byte each; and the numbers of norms and of a softmax."""
     shape = AUDIO_SHAPES["whisper-small"]
-    assert kept_bytes(shape, checkpointing=False) == shape.layers * 32 * shape.width
+    beside = 2 * 2 * 4 + 4 * shape.heads
+    assert kept_bytes(shape, Keeping(fp32_residual=False)) == shape.layers * (32 * shape.width + beside)
+    assert kept_bytes(shape, Keeping()) == shape.layers * (36 * shape.width + beside)
 
 
 def test_grouped_queries_and_a_gate_by_hand() -> None:
     shape = TransformerShape(layers=2, width=8, heads=4, kv_heads=2, mlp=20, gated=True)
-    assert kept_bytes(shape, checkpointing=False) == 2 * 2 * (6 * 8 + 2 * 4 + 3 * 20)
-    assert kept_bytes(shape, checkpointing=True) == 2 * 2 * 8
+    norms, attention = 2 * 4 * 8 + 2 * 4, 2 * (8 + 4 + 4 + 8) + 4 * 4
+    assert kept_bytes(shape, Keeping()) == 2 * (norms + 2 * 2 * 8 + attention + 2 * 4 * 20)
+    assert kept_bytes(shape, Keeping(frozen=True)) == 2 * (norms + attention + 2 * 3 * 20)
+    assert kept_bytes(shape, Keeping(checkpointing=True)) == 2 * 4 * 8
+    assert kept_bytes(shape, Keeping(tp=2)) == 2 * (norms / 2 + 2 * 2 * 8 + attention / 2 + 2 * 4 * 20 / 2)
 
 
 def test_memory_grows_with_the_positions_of_each_part() -> None:
-    got = estimate_of(probe(4096, images=(1000, 24)), shape=MODEL_SHAPES["7b"])
-    assert got.memory_bytes["encoder"][0] == 1024 * 32 * 32 * 1280
-    assert got.memory_bytes["llm"][0] / MIB == pytest.approx(4096 * 28 * 2 * (6 * 3584 + 2 * 512 + 3 * 18_944) / MIB)
+    got, shape = estimate_of(probe(4096, images=(1000, 24)), shape=MODEL_SHAPES["7b"]), MODEL_SHAPES["7b"]
+    assert got.memory_bytes["encoder"][0] == 1024 * kept_bytes(shape.vision, Keeping())
+    assert got.memory_bytes["llm"][0] == 4096 * kept_bytes(shape.llm, Keeping())
+
+
+def test_how_a_unit_keeps_its_activations_counts_for_that_unit() -> None:
+    of_llm = {"frozen": ("llm",), "bf16_residual": ("llm",), "tp": {"llm": 2}}
+    got, plain = estimate_of(probe(100, images=(64,)), **of_llm).memory_bytes, estimate_of(probe(100, images=(64,))).memory_bytes
+    assert got["encoder"].tolist() == plain["encoder"].tolist()
+    keeping = Keeping(frozen=True, fp32_residual=False, tp=2)
+    assert got["llm"].tolist() == [100 * kept_bytes(MODEL_SHAPES["tiny"].llm, keeping)]
 
 
 def test_checkpointing_keeps_the_input_of_each_layer() -> None:
     probes = (probe(100, images=(64,), recordings=(10,)),)
     got = estimate_of(*probes, checkpointing=("encoder",)).memory_bytes
-    assert got["encoder"].tolist() == [(64 + 5) * 2 * 2 * 64]
+    assert got["encoder"].tolist() == [(64 + 5) * 2 * 4 * 64]
     assert got["llm"].tolist() == estimate_of(*probes).memory_bytes["llm"].tolist()
 
 

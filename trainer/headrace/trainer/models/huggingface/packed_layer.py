@@ -52,7 +52,7 @@ def _attend(
     """
     segments = attention_mask if segments is None else segments
     assert segments is not None
-    longest = max(segments.lengths, default=0)
+    longest = segments.longest
     if sliding_window is not None and longest > sliding_window:
         raise UserError(
             f"a sample has {longest} tokens, but the model's attention reaches back {sliding_window} (its sliding_window), which "

@@ -100,7 +100,7 @@ class QwenVision(Adapted, VisionEncoder):
             WindowLayer(block, is_first=index == 0, is_last=index == last, sees_image=index in config.fullatt_block_indexes)
             for index, block in enumerate(model.blocks)
         )
-        self.norm = nn.Identity()  # type: ignore[assignment]
+        self.norm = nn.Identity()
         self._rotary, self._config = PerDevice(type(model.rotary_pos_emb), config), config
         self.adopt(model, path)
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
