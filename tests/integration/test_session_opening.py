@@ -52,7 +52,9 @@ def test_a_second_process_for_a_rank_is_refused_while_the_first_is_connected(
         steps = iter(former)
         first = next(steps)
         list(first)
-        with pytest.raises(ConflictError, match=r"another process is connected as rank 0 of 1.* tensor- or context-parallel"):
+        with pytest.raises(
+            ConflictError, match=r"another process is connected as rank 0 of 1.*tensor-, context- and pipeline-parallel"
+        ):
             trainer.connect(calm.endpoint, job=job).open()
         former.commit(first)
         assert next(steps).index == 1

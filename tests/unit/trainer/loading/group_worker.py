@@ -49,6 +49,8 @@ def take_part(scenario: dict[str, Any], rank: int) -> dict[str, Any]:
     try:
         loader = trainer.connect(scenario["endpoint"], job="job", parallel=parallel, transports=["flight"], **options)
         try:
+            if scenario.get("opens_before"):
+                loader.open()
             if "resume" in scenario:
                 loader.load_state_dict(loader.state_dict() | {"step": scenario["resume"][rank]})
             if loader.has_next():

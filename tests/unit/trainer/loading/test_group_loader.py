@@ -61,7 +61,7 @@ SCENARIOS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "damaged": (damaged, {"parallel": ALIKE}),
     "fails": (fails, {"parallel": ALIKE}),
     "waits": (two_steps, {"parallel": ALIKE, "beat_s": 0.0005}),
-    "resumes": (three_steps, {"parallel": ALIKE, "resume": [2, 2, 2, 2]}),
+    "resumes": (three_steps, {"parallel": CP_PP, "resume": [2, 2, 2, 2], "opens_before": True}),
     "resumes apart": (three_steps, {"parallel": ALIKE, "resume": [2, 2, 1, 2]}),
     "of two data-parallel ranks": (three_steps, {"parallel": [{"dp_rank": rank % 2, "dp_size": 2} for rank in range(4)]}),
     "commits too soon": (three_steps, {"parallel": ALIKE, "leaves_behind": 1}),
@@ -175,6 +175,7 @@ def test_all_processes_resume_at_the_step_that_they_load(results: dict[str, Resu
         assert one["first"] == 2
         assert [step["index"] for step in one["steps"]] == [2]
         assert one["state"]["step"] == 3
+    assert worlds["resumes"].opens == 2, "the loader was open before"
     assert worlds["resumes"].commits == [0, 1, 2], "the first two, which the store of this world lacks, are committed again"
 
 

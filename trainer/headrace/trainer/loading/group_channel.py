@@ -76,7 +76,7 @@ class GroupChannel:
     def send_media_to(self, ranks: Sequence[int]) -> None:
         """Have patches and mel go to these group ranks only, the sender's among them. Others get them empty."""
         assert self._group is not None
-        if len(ranks) == dist.get_world_size(self._group):
+        if len(ranks) == dist.get_world_size(self._group) or self._media_group is not self._group:  # or it was called before
             return
         self._takes_media = self.rank in ranks
         if len(ranks) == 1:

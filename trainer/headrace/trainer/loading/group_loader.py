@@ -229,7 +229,8 @@ class GroupLoader(StepLoader):
 
         def settle() -> Message:
             assert source is not None
-            source.commit(self._taken.pop(step.index), loss=known[0] if known else math.nan)
+            source.commit(self._taken[step.index], loss=known[0] if known else math.nan)
+            del self._taken[step.index]
             return Message()
 
         self._channel.share(settle)
