@@ -36,9 +36,8 @@ def test_memory_is_that_of_a_process() -> None:
 def test_more_processes_than_layers_are_refused_as_no_stage_is_shared() -> None:
     most = 1 + SHAPE.llm.layers  # the encoder is not cut
     assert message(gpus_per_node=most).gpus_per_node == most
-    words = f"nodes of {most + 1} processes have a stage each, but the model has {most} layers that can be one: "
-    remedy = rf"give gpus_per_node {most} or less, as a stage is not shared by several processes \(Oobleck shards"
-    with pytest.raises(UserError, match=words + remedy):
+    words = f"nodes of {most + 1} processes have a stage each, but the model has {most} layers that can be one"
+    with pytest.raises(UserError, match=f"{words}: give gpus_per_node {most} or less, as a stage is not shared"):
         message(gpus_per_node=most + 1)
 
 
