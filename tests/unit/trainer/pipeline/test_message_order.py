@@ -1,4 +1,7 @@
-"""The messages of real executors under an in-order transport, which is SIMULATED: none waits for itself, none is mixed up."""
+"""The messages of real executors under an in-order transport, which is SIMULATED: none waits for itself, none is mixed up.
+
+And the data that they ask for: every portion once, in the order in which the portions are packed ahead.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,8 @@ class Recorder:
     rank: int
     posted: list[Operation] = field(default_factory=list)
     awaited: list[tuple[Channel, int]] = field(default_factory=list)
+    fed: list[Portion] = field(default_factory=list)
+    """Portions whose data the stage asked for, in order."""
     waited_s: float = 0.0
     most_unused: Counter[Channel] = field(default_factory=Counter)
     """Most receives of a channel that were posted and not used yet."""
@@ -112,10 +117,12 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
             Instant(defaultdict(float), (1, 1, 1), is_last=ends and c == topology.chunks - 1) for c in range(topology.chunks)
         ]
         executor = Executor(topology, place, parts, torch.float32, cast(Channels, None))
-        recorders.append(Recorder(rank))
-        executor.wire = cast(Any, recorders[-1])
+        recorder = Recorder(rank)
+        recorders.append(recorder)
+        executor.wire = cast(Any, recorder)
 
-        def data_of(portion: Portion) -> PackedMicrobatch:
+        def data_of(portion: Portion, fed: list[Portion] = recorder.fed) -> PackedMicrobatch:
+            fed.append(portion)
             good = [sample for sample in portion.samples if sample % REJECTED]
             counts = torch.ones(len(good), dtype=torch.int32)
             return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
@@ -180,6 +187,10 @@ def problems(case: Case, seed: int) -> Iterator[str]:
     yield from mixed
     used = {operation.channel for recorder in recorders for operation in recorder.posted}
     yield from (f"{channel} is not open" for channel in used - all_channels(topology, routes))
+    for recorder in recorders:
+        place = topology.place(recorder.rank)
+        if recorder.fed != routes.portions(place.unit, place.replica):
+            yield f"rank {recorder.rank} asks for its portions otherwise than once each and in order: {recorder.fed}"
     most = max((count for recorder in recorders for count in recorder.most_unused.values()), default=0)
     if most > 4 * MICROBATCHES:
         yield f"{most} receives of a channel are posted at once"

@@ -227,9 +227,12 @@ class _Run:
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def post(self, moves: Sequence[_Move]) -> None:
-        """Load the data of an action, and post its receives and all of their channels that are sent before them."""
+        """Load the data of an action, and post its receives and all of their channels that are sent before them.
+
+        Only forwards load: a backward has the cargo of its forward, and weights need none, also once their backward has freed it.
+        """
         for move in moves:
-            if move.portion not in self._cargo:
+            if move.kind == Kind.FORWARD and move.portion not in self._cargo:
                 self._load(move.portion)
             for message in move.takes:
                 waiting = self._arriving[message.kind, message.sender]
