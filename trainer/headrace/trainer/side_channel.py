@@ -128,7 +128,7 @@ class SideChannel:
 
     def _run(self) -> None:
         try:
-            self._store = TCPStore(
+            store = TCPStore(
                 os.environ.get("MASTER_ADDR", "127.0.0.1"),
                 int(os.environ.get("MASTER_PORT", "29500")),
                 self._num_ranks,
@@ -137,8 +137,9 @@ class SideChannel:
                 wait_for_workers=False,
                 multi_tenant=self.hosts,
             )
-            clone = self._store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
-            own = PrefixStore("side channel", clone)
+            clone = store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
+            attempt = _attempt()
+            self._store, own = PrefixStore(attempt, store), PrefixStore(f"{attempt}/side channel", clone)
             self._connected.set()
             for key in (_FAILURE, _ALARM):
                 own.compare_set(key, "", "")
@@ -191,6 +192,14 @@ class SideChannel:
 def agent_has_store() -> bool:
     """Whether the store is that of torchrun's agent, which outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _attempt() -> str:
+    """Return a prefix of the keys of this start of the job: the agent's store still has those of starts before a restart.
+
+    torchrun numbers the restarts of each node by failures of its own ranks, which all ranks' ends are where one fails.
+    """
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if agent_has_store() else '0'}"
 
 
 def _beat(rank: int) -> str:
