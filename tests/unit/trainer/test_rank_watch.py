@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.cli.run.processes import torchrun_environments
 from tests.unit.trainer import watched_rank
-from tests.unit.trainer.watched_rank import FAULTY_RANK, run_rank
+from tests.unit.trainer.watched_rank import FAULTY_RANK, HELD_AT_ITS_END, run_rank
 
 NUM_RANKS = 6
 END_S = 90.0
@@ -99,6 +100,15 @@ def test_an_error_of_the_user_s_ends_all_with_its_sentence(run, faulty_rank: int
     codes = job.wait()
     check_logs(job, codes, f"rank {faulty_rank} (llm stage {faulty_rank}): step 2: the batch has no samples: take a larger one")
     assert codes[faulty_rank] == 2
+
+
+def test_a_rank_that_is_held_up_at_the_end_of_a_finished_job_ends_well_too(run) -> None:
+    """Rank 0 holds the store, and leaves while the rank is held."""
+    job = run(HELD_AT_ITS_END)
+    assert set(job.wait(leave_out=FAULTY_RANK).values()) == {0}
+    with suppress(ProcessLookupError):  # it came to its end before it could be held
+        os.kill(job.processes[FAULTY_RANK].pid, signal.SIGCONT)
+    assert job.wait()[FAULTY_RANK] == 0, job.logs[FAULTY_RANK].read_text()
 
 
 def test_ranks_that_torchrun_starts_again_after_a_failure_train_to_the_end(run) -> None:

@@ -70,6 +70,8 @@ class SideChannel:
         """Whether the store lives in this process."""
         self.news = News()
         """Replaced as a whole after each exchange."""
+        self.has_said_done = False
+        """Whether the store has it that this rank has trained all steps."""
         self._store: Store | None = None
         self._connected = threading.Event()
         self._said: dict[str, str] = {}  # words to be written, by key
@@ -166,6 +168,7 @@ class SideChannel:
             store.compare_set(key, "", words)
         for key in counts:
             store.add(key, 1)
+            self.has_said_done |= key == _DONE
         keys = [_FAILURE, _ALARM, _JOINED, _DONE, _GONE]
         failure, alarm, *numbers = (value.decode() for value in store.multi_get(keys))
         joined, done, gone = map(int, numbers)
