@@ -67,7 +67,8 @@ def test_moments_for_a_checkpoint_are_gathered_bucket_by_bucket(
     _step(layers, optimizer, events)
     optimizer.wait()
     events.clear()
-    written, former = [], []
+    written: list[nn.Parameter] = []
+    former: list[weakref.ref[torch.Tensor]] = []
     for parameter, state in optimizer.state():
         written.append(parameter)
         assert len(events) == 2 * len(written), "no bucket is gathered before its turn"
