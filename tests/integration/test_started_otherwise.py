@@ -38,6 +38,17 @@ def test_a_process_of_another_precision_is_told_before_it_sends_anything(calm, s
     assert not calm.ledger(job)
 
 
+def test_a_process_that_finds_no_checkpoint_ends_the_others_too(calm, spec, tmp_path: Path) -> None:
+    """They wait for it already: it ends before it has a process group with them."""
+    job = calm.submit(spec("no-checkpoint", steps=1, topology=PLANNED))
+    with ProcessGroup() as group:
+        processes = start(group, calm, job, tmp_path, [], ["--resume", str(tmp_path / "nowhere")])
+        assert all(wait(processes))
+        for process in processes:
+            assert "rank 1 (llm replica 0, stage 0, slice 0): " in process.log.read_text()
+            assert "nowhere" in process.log.read_text()
+
+
 @pytest.mark.slow
 def test_who_goes_on_in_another_precision_is_warned(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("goes-on", steps=2, topology=PLANNED))

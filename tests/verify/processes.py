@@ -223,7 +223,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
     step.optimizer.wait()
-    state = step.optimizer.state()
+    state = dict(step.optimizer.state())
     moments = {
         name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()

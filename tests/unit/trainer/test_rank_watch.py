@@ -7,13 +7,15 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.cli.run.processes import torchrun_environments
 from tests.unit.trainer import watched_rank
-from tests.unit.trainer.watched_rank import FAULTY_RANK, run_rank
+from tests.unit.trainer.watched_rank import FAULTY_RANK, HELD_AT_ITS_END, run_rank
 
 NUM_RANKS = 6
 END_S = 90.0
@@ -33,10 +35,20 @@ def context() -> multiprocessing.context.BaseContext:
 class Job:
     """The processes of a job."""
 
-    def __init__(self, context: multiprocessing.context.BaseContext, folder: Path, fault: str, faulty_rank: int, hang_s: float):
+    def __init__(
+        self,
+        context: multiprocessing.context.BaseContext,
+        folder: Path,
+        fault: str,
+        faulty_rank: int,
+        hang_s: float,
+        agent: Mapping[str, str],
+    ):
         self.logs = [folder / f"{rank}.log" for rank in range(NUM_RANKS)]
         self.processes = [
-            context.Process(target=run_rank, args=(environment, fault, faulty_rank, hang_s, log))  # type: ignore[attr-defined]
+            context.Process(  # type: ignore[attr-defined]
+                target=run_rank, args=({**environment, **agent}, fault, faulty_rank, hang_s, log)
+            )
             for environment, log in zip(torchrun_environments(NUM_RANKS), self.logs, strict=True)
         ]
         for process in self.processes:
@@ -60,8 +72,10 @@ class Job:
 def run(context, tmp_path: Path) -> Iterator:
     jobs = []
 
-    def start(fault: str, *, faulty_rank: int = FAULTY_RANK, hang_s: float = LONG_S) -> Job:
-        jobs.append(Job(context, tmp_path, fault, faulty_rank, hang_s))
+    def start(
+        fault: str, *, faulty_rank: int = FAULTY_RANK, hang_s: float = LONG_S, agent: Mapping[str, str] | None = None
+    ) -> Job:
+        jobs.append(Job(context, tmp_path, fault, faulty_rank, hang_s, agent or {}))
         return jobs[-1]
 
     yield start
@@ -86,6 +100,24 @@ def test_an_error_of_the_user_s_ends_all_with_its_sentence(run, faulty_rank: int
     codes = job.wait()
     check_logs(job, codes, f"rank {faulty_rank} (llm stage {faulty_rank}): step 2: the batch has no samples: take a larger one")
     assert codes[faulty_rank] == 2
+
+
+def test_a_rank_that_is_held_up_at_the_end_of_a_finished_job_ends_well_too(run) -> None:
+    """Rank 0 holds the store, and leaves while the rank is held."""
+    job = run(HELD_AT_ITS_END)
+    assert set(job.wait(leave_out=FAULTY_RANK).values()) == {0}
+    with suppress(ProcessLookupError):  # it came to its end before it could be held
+        os.kill(job.processes[FAULTY_RANK].pid, signal.SIGCONT)
+    assert job.wait()[FAULTY_RANK] == 0, job.logs[FAULTY_RANK].read_text()
+
+
+def test_ranks_that_torchrun_starts_again_after_a_failure_train_to_the_end(run) -> None:
+    """Its agent's store outlives them, and still says why they ended."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    agent = {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    job = run("user error", agent={**agent, "TORCHELASTIC_RESTART_COUNT": "0"})
+    check_logs(job, job.wait(), "the batch has no samples")
+    assert set(run("none", agent={**agent, "TORCHELASTIC_RESTART_COUNT": "1"}).wait().values()) == {0}
 
 
 @pytest.mark.parametrize("faulty_rank", [0, FAULTY_RANK])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch.distributed as dist
 from headrace.errors import HeadraceError, UserError
 from headrace.observability.logs import configure_logging
 from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.side_channel import SideChannel
 from headrace.trainer.starting import process_group, rank, watched
 
+HELD_AT_ITS_END = "held at its end"
 STEPS, FAULTY_STEP, FAULTY_RANK = 4, 2, 3
 
 
@@ -30,6 +33,7 @@ def _hang() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
+    HELD_AT_ITS_END: lambda: None,
     "user error": lambda: _raise(UserError("the batch has no samples: take a larger one")),
     "unexpected": lambda: _raise(ZeroDivisionError("division by zero")),
     "hang": _hang,
@@ -38,6 +42,13 @@ FAULTS: dict[str, Callable[[], None]] = {
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
 }
+
+
+def _stop_once_done(channel: SideChannel) -> None:
+    """Stop the process between its word that it is done and its end, until somebody else lets it go on."""
+    while not channel.has_said_done:
+        time.sleep(1e-3)
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def run_rank(environment: dict[str, str], fault: str, faulty_rank: int, hang_timeout_s: float, log: Path) -> None:
@@ -49,6 +60,8 @@ def run_rank(environment: dict[str, str], fault: str, faulty_rank: int, hang_tim
     PROGRESS.place = f"llm stage {rank()}"
     try:
         with watched(hang_timeout_s) as watch, process_group(torch.device("cpu"), watch):
+            if fault == HELD_AT_ITS_END and rank() == faulty_rank and watch is not None:
+                threading.Thread(target=_stop_once_done, args=(watch.channel,), daemon=True).start()
             _train(FAULTS[fault] if rank() == faulty_rank else FAULTS["none"])
     except HeadraceError as err:
         print(f"headrace train: {err}", file=sys.stderr)

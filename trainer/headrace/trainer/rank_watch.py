@@ -87,7 +87,7 @@ class RankWatch:
         """Wait until all ranks have trained all steps. Raises HeadraceError if one of them does not."""
         PROGRESS.begin("waits for the other ranks to end")
         self.channel.done()
-        while (news := self.channel.news).num_done < self._num_ranks:
+        while (news := self.channel.news).num_done < self._num_ranks and not self._host_has_left():
             if why := news.failure or self._lost():
                 raise HeadraceError(why)
             self.channel.await_news(_CHECK_S)
@@ -193,7 +193,7 @@ class RankWatch:
     def _lost(self) -> str:
         """Return the loss of the store in words; empty if it is not lost."""
         news = self.channel.news
-        if not news.exchanged_s:
+        if not news.exchanged_s or self._host_has_left():
             return ""
         silent_s = time.monotonic() - news.exchanged_s
         if not news.lost and silent_s <= self._patience.silence_s:
@@ -202,6 +202,11 @@ class RankWatch:
         host = "that of torchrun's agent" if agent_has_store() else f"that of {who(0, None if zero is None else zero.report)}"
         how = f"has ended ({news.lost.splitlines()[0]})" if news.lost else f"has not answered for {silent_s:.0f} s"
         return f"the process that holds the ranks' store, {host}, {how}: its log may say why"
+
+    def _host_has_left(self) -> bool:
+        """Whether the rank that hosts the store has left behind this rank's last step, as it does once all have theirs."""
+        news = self.channel.news
+        return bool(news.lost) and self.channel.has_said_done and not (agent_has_store() or news.failure or news.alarm)
 
 
 def _may_follow(error: BaseException) -> bool:

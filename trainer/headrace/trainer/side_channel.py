@@ -70,6 +70,8 @@ class SideChannel:
         """Whether the store lives in this process."""
         self.news = News()
         """Replaced as a whole after each exchange."""
+        self.has_said_done = False
+        """Whether the store has it that this rank has trained all steps."""
         self._store: Store | None = None
         self._connected = threading.Event()
         self._said: dict[str, str] = {}  # words to be written, by key
@@ -128,7 +130,7 @@ class SideChannel:
 
     def _run(self) -> None:
         try:
-            self._store = TCPStore(
+            store = TCPStore(
                 os.environ.get("MASTER_ADDR", "127.0.0.1"),
                 int(os.environ.get("MASTER_PORT", "29500")),
                 self._num_ranks,
@@ -137,8 +139,9 @@ class SideChannel:
                 wait_for_workers=False,
                 multi_tenant=self.hosts,
             )
-            clone = self._store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
-            own = PrefixStore("side channel", clone)
+            clone = store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
+            attempt = _attempt()
+            self._store, own = PrefixStore(attempt, store), PrefixStore(f"{attempt}/side channel", clone)
             self._connected.set()
             for key in (_FAILURE, _ALARM):
                 own.compare_set(key, "", "")
@@ -165,6 +168,7 @@ class SideChannel:
             store.compare_set(key, "", words)
         for key in counts:
             store.add(key, 1)
+            self.has_said_done |= key == _DONE
         keys = [_FAILURE, _ALARM, _JOINED, _DONE, _GONE]
         failure, alarm, *numbers = (value.decode() for value in store.multi_get(keys))
         joined, done, gone = map(int, numbers)
@@ -191,6 +195,14 @@ class SideChannel:
 def agent_has_store() -> bool:
     """Whether the store is that of torchrun's agent, which outlives the ranks."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _attempt() -> str:
+    """Return a prefix of the keys of this start of the job: the agent's store still has those of starts before a restart.
+
+    torchrun numbers the restarts of each node by failures of its own ranks, which all ranks' ends are where one fails.
+    """
+    return f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if agent_has_store() else '0'}"
 
 
 def _beat(rank: int) -> str:

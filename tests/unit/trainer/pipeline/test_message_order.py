@@ -1,4 +1,7 @@
-"""The messages of real executors under an in-order transport, which is SIMULATED: none waits for itself, none is mixed up."""
+"""The messages of real executors under an in-order transport, which is SIMULATED: none waits for itself, none is mixed up.
+
+And the data that they ask for: every portion once, in the order in which the portions are packed ahead.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +33,10 @@ from tests.verify.processes import cut
 
 MICROBATCHES, SAMPLES, REJECTED = 6, 24, 7
 PIPELINES = list(every_pipeline())
+EVERY_SCHEDULE = [
+    Case(schedule, "joint", ("vision", "llm"), "llm in 2", "all learn")
+    for schedule in ("1f1b", "gpipe", "interleaved", "eager", "zero-bubble")
+]
 
 
 class Operation(NamedTuple):
@@ -49,6 +56,8 @@ class Recorder:
     rank: int
     posted: list[Operation] = field(default_factory=list)
     awaited: list[tuple[Channel, int]] = field(default_factory=list)
+    fed: list[Portion] = field(default_factory=list)
+    """Portions whose data the stage asked for, in order."""
     waited_s: float = 0.0
     most_unused: Counter[Channel] = field(default_factory=Counter)
     """Most receives of a channel that were posted and not used yet."""
@@ -112,10 +121,12 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
             Instant(defaultdict(float), (1, 1, 1), is_last=ends and c == topology.chunks - 1) for c in range(topology.chunks)
         ]
         executor = Executor(topology, place, parts, torch.float32, cast(Channels, None))
-        recorders.append(Recorder(rank))
-        executor.wire = cast(Any, recorders[-1])
+        recorder = Recorder(rank)
+        recorders.append(recorder)
+        executor.wire = cast(Any, recorder)
 
-        def data_of(portion: Portion) -> PackedMicrobatch:
+        def data_of(portion: Portion, fed: list[Portion] = recorder.fed) -> PackedMicrobatch:
+            fed.append(portion)
             good = [sample for sample in portion.samples if sample % REJECTED]
             counts = torch.ones(len(good), dtype=torch.int32)
             return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
@@ -165,6 +176,33 @@ def simulate(recorders: list[Recorder], communicator: Callable[[Channel], object
     return stuck | {rank for (rank, of), queue in queues.items() if at[rank, of] < len(queue)}, mixed
 
 
+def too_early(recorders: list[Recorder], rank: int) -> list[Operation]:
+    """The receives that a rank posts in front of a send of its own which they wait for."""
+    sent: dict[tuple[Channel, int], int] = {}  # message -> how many of the rank's operations it follows from
+    follows: Counter[int] = Counter()  # of each rank's state so far
+    at: Counter[int] = Counter()
+    past: Counter[int] = Counter()
+    progress = True
+    while progress:
+        progress = False
+        for recorder in recorders:
+            own = recorder.rank
+            while at[own] < len(recorder.posted):
+                operation = recorder.posted[at[own]]
+                if past[own] < operation.num_waits:
+                    if (message := recorder.awaited[past[own]]) not in sent:
+                        break
+                    past[own] += 1
+                    follows[own] = max(follows[own], sent[message])
+                    continue
+                at[own] += 1
+                if operation.channel.sender == own:
+                    sent[operation.channel, operation.number] = at[own] if own == rank else follows[own]
+                progress = True
+    received = [(at, operation) for at, operation in enumerate(recorders[rank].posted) if operation.channel.receiver == rank]
+    return [operation for at, operation in received if sent[operation.channel, operation.number] > at]
+
+
 def all_channels(topology: PipelineTopology, routes: Routes) -> set[Channel]:
     pairs = {*pairs_of_lanes(topology), *routes.pairs}
     return {*channels_within(topology), *(channel for pair in pairs for channel in channels_between(topology, *pair))}
@@ -180,6 +218,12 @@ def problems(case: Case, seed: int) -> Iterator[str]:
     yield from mixed
     used = {operation.channel for recorder in recorders for operation in recorder.posted}
     yield from (f"{channel} is not open" for channel in used - all_channels(topology, routes))
+    for recorder in recorders:
+        place = topology.place(recorder.rank)
+        if recorder.fed != routes.portions(place.unit, place.replica):
+            yield f"rank {recorder.rank} asks for its portions otherwise than once each and in order: {recorder.fed}"
+    for rank in range(topology.world_size):
+        yield from (f"rank {rank} waits with {operation} for itself" for operation in too_early(recorders, rank))
     most = max((count for recorder in recorders for count in recorder.most_unused.values()), default=0)
     if most > 4 * MICROBATCHES:
         yield f"{most} receives of a channel are posted at once"
@@ -198,6 +242,17 @@ def test_every_message_of_every_case_arrives_in_its_place() -> None:
     for seed, (pipeline, strategy) in enumerate((pipeline, strategy) for pipeline in PIPELINES for strategy in STRATEGIES):
         case = replace(pipeline, strategy=strategy)
         assert list(problems(case, seed)) == [], case
+
+
+@pytest.mark.parametrize("pipeline", EVERY_SCHEDULE, ids=lambda case: case.schedule)
+def test_no_receive_is_posted_in_front_of_a_send_that_it_waits_for(pipeline: Case) -> None:
+    """On NCCL it would run, and hold up what waits for the whole device, until the send that stands behind it."""
+    topology = topology_of(pipeline)
+    for seed in range(4):
+        recorders = recorded(topology, routes_of(pipeline, topology, seed))
+        assert [too_early(recorders, rank) for rank in range(topology.world_size)] == [[]] * topology.world_size
+        posted = [operation for recorder in recorders for operation in recorder.posted]
+        assert posted, "there are messages"
 
 
 TWO_STAGES = Case("1f1b", "joint", ("vision", "llm"), "llm in 2", "all learn")

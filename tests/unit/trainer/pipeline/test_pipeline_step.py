@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing, and its samples are named."""
+"""A step that is not finite, or has no targets, changes nothing; samples that make it not finite are named."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from headrace.errors import HeadraceError
 from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.sample import LABEL_IGNORED
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.optimizer_spec import OptimizerSpec
@@ -21,9 +22,12 @@ from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.train_step import StepResult
+from tests.verify import processes
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
+from tests.verify.processes import Order, Processes
 
 SAMPLES = (3, 5, 8, 9)
+TEXTS = [row for sample in range(200) if not (row := make_row(sample, audio=False))["image_grids"]]
 
 
 @pytest.fixture
@@ -107,8 +111,22 @@ def test_a_skipped_step_changes_nothing_and_its_samples_are_known(step: Pipeline
     assert [run(step, 1e-2).skipped for _ in range(2)] == [1, 2]
     assert step.non_finite_samples == [8, 9]
     assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
-    assert not step.optimizer.state()
+    assert not list(step.optimizer.state())
     with pytest.raises(HeadraceError, match="the 2 before it were skipped as well"):
         run(step, 1e-2)
     spoilt.remove()
     assert run(step, 1e-2).skipped == 0
+
+
+def test_a_step_without_targets_ends_also_where_a_replica_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The replica that has one begins to sum its gradients before anybody knows that there are no targets."""
+    monkeypatch.setattr(processes, "TIMEOUT_S", 60.0)
+    without = next(row["sample_id"] for row in TEXTS if all(row["labels"] == LABEL_IGNORED))
+    replicas = [[Microbatch(units={"llm": (without,)})], [Microbatch(units={"llm": ()})]]
+    topology = Topology(replicas=2, microbatches=1, stages={"llm": 1})
+    plan = StepPlan(strategy="by hand", seed=0, topology=topology, replicas=replicas).to_json()
+    order = Order({"units": {"llm": {"dp": 2}}}, [plan, plan], audio=False, learning_rate=1e-3)
+    with Processes(2) as both:
+        answers = both.run(order)
+    assert [[result.num_targets for result in answer.results] for answer in answers] == [[0, 0, 0]] * 2
+    assert not any(answer.moments for answer in answers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
@@ -32,7 +32,7 @@ def backends() -> Iterator[list[ProcessGroupGloo]]:
         yield list(pool.map(lambda rank: ProcessGroupGloo(store, rank, 2), range(2)))
 
 
-def wires_of(backends: list[ProcessGroupGloo], dtype: torch.dtype = torch.float32) -> list[Wire]:
+def wires_of(backends: Sequence[object], dtype: torch.dtype = torch.float32) -> list[Wire]:
     """Over channels that gloo keeps apart by tags."""
 
     def make(rank: int) -> Wire:
@@ -79,6 +79,24 @@ def test_a_tensor_without_an_answer_is_kept_until_all_have_left(wires: list[Wire
     assert sent() is not None
     wires[0].flush()
     assert sent() is None
+
+
+def test_a_tensor_without_an_answer_is_dropped_once_it_has_left_where_the_backend_says_so(
+    backends: list[ProcessGroupGloo],
+) -> None:
+    """As NCCL does, in an emulation of which a message begins once the one in front has left."""
+    wires = wires_of([OrderedBackend(cast(dist.ProcessGroup, backend)) for backend in backends])
+    sent = []
+    for number in range(3):
+        rows = torch.ones(SHAPE)
+        sent.append(weakref.ref(rows))
+        wires[1].send(rows, Kind.BACKWARD, 0, number)
+        del rows
+        if number < 2:
+            wires[0].expect(SHAPE, Kind.BACKWARD, 1, number)
+            wires[0].receive(Kind.BACKWARD, 1, number)
+    assert sent[0]() is None
+    assert sent[2]() is not None, "nobody has taken it"
 
 
 def test_a_message_is_kept_until_it_is_needed(wires: list[Wire]) -> None:

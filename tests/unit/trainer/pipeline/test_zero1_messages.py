@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,26 @@ def test_gradients_go_once_and_weights_once_while_the_backward_and_the_next_step
     assert sent == 2 * (REPLICAS - 1) * gradients // REPLICAS
     (flags,) = [num_bytes for name, num_bytes in events if name == "all_reduce"]
     assert flags <= 2 * LAYERS
+
+
+def test_moments_for_a_checkpoint_are_gathered_bucket_by_bucket(
+    events: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four layers each, of which this replica writes the second; what was yielded is gone with the next one."""
+    monkeypatch.setattr(buckets, "BUCKET_ELEMENTS", REPLICAS * WIDTH * WIDTH)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS * REPLICAS)))
+    optimizer = ShardedAdamW([list(layers.parameters())], dist.group.WORLD)
+    _step(layers, optimizer, events)
+    optimizer.wait()
+    events.clear()
+    written: list[nn.Parameter] = []
+    former: list[weakref.ref[torch.Tensor]] = []
+    for parameter, state in optimizer.state():
+        written.append(parameter)
+        assert len(events) == 2 * len(written), "no bucket is gathered before its turn"
+        assert all(of() is None for of in former)
+        former.append(weakref.ref(state["exp_avg"]._base))
+    assert written == [layers[number].weight for number in (10, 6, 2)]
 
 
 def test_a_layer_waits_for_its_own_weights_alone(events: list[tuple[str, int]]) -> None:

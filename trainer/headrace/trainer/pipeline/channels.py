@@ -87,8 +87,9 @@ class Channels:
     def _open(self, channels: Iterable[Channel]) -> None:
         """Open channels and send a message over each, which connects the two processes.
 
-        All processes go by the same order, and neither of a channel's two goes on before the message has arrived: they never
-        wait for each other in a circle, also where a backend connects with its first message.
+        All processes go by the same order, so that they never wait for each other in a circle, also where a backend connects with
+        its first message. On gloo neither of a channel's two goes on before the message has arrived, on NCCL before they are
+        connected and it is enqueued.
         """
         for channel in sorted(channels):
             end = self._open_end(channel)

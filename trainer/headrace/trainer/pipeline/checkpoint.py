@@ -142,15 +142,20 @@ def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
 
 
 def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
-    """Yield the tensors that this process has to write, with their keys: weights and optimizer state. Collective."""
+    """Yield the tensors that this process has to write, with their keys: weights, then optimizer state. Collective.
+
+    What is yielded is to be copied before the next one: moments are gathered from the replicas a few at a time.
+    """
     step.optimizer.wait()
-    state = step.optimizer.state()
+    own: dict[nn.Parameter, TensorKey] = {}
     for weight, parameter in _held(step):
         writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
         if writes and not step.is_copy(parameter):
+            own[parameter] = weight
             yield weight, parameter.detach()
-            for kind, tensor in state.get(parameter, {}).items():
-                yield _key_of_state(weight, kind), tensor
+    for parameter, state in step.optimizer.state():
+        if parameter in own:
+            yield from ((_key_of_state(own[parameter], kind), tensor) for kind, tensor in state.items())
 
 
 def _key_of_state(weight: TensorKey, kind: str) -> TensorKey:

@@ -19,19 +19,24 @@ from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
 
-def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> None:
-    """Raise HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
+def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> list[int]:
+    """Return for each action of a place how many of its first actions must have sent before all messages that it takes can come.
+
+    Raises HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
 
     Replicas that it exchanges samples with through others count too. If samples change replicas, which connects nearly all of
     them, all are rehearsed as one first, which suffices for most plans and does not grow with their number.
     """
     if routes.crosses:
         one_of_each = [(unit, 0) for unit in topology.units]
-        if _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each).is_done():
-            return
-    rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place))
+        as_one = _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each, (place.unit, 0, place.stage))
+        if as_one.is_done():
+            return as_one.needed
+    own = place.unit, place.replica, place.stage
+    rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place), own)
     if not rehearsal.is_done():
         raise HeadraceError(rehearsal.blocked())
+    return rehearsal.needed
 
 
 def check_rows(
@@ -124,7 +129,11 @@ class _Rehearsal:
     of its channel; that some are posted an action ahead can only make messages arrive sooner.
     """
 
-    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[Replica]) -> None:
+    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[Replica], own: Post) -> None:
+        """`own`: the program of which `needed` tells."""
+        self._own = own
+        self.needed: list[int] = []
+        """For each action of `own` that has run, how many of its first actions had to run before."""
         self._schedule = topology.schedule
         self._programs = [
             Program(topology, routes, (unit, replica, stage))
@@ -134,6 +143,8 @@ class _Rehearsal:
         self._left = {program.post: deque(program.actions) for program in self._programs}
         self._channels: dict[tuple[Kind, Post, Post], _Channel] = {}
         self._turns: dict[Message, int] = {}  # place of each message on its channel
+        self._had_run: dict[Post, int] = {}  # how many of `own`'s actions had to run before what a program has run so far
+        self._carried: dict[Message, int] = {}  # the same, of what was sent and not taken yet
         self._forwards: set[tuple[Post, int, int]] = set()  # program, portion and chunk of the forwards that have run
         for program in self._programs:
             for (kind, sender), messages in program.arriving().items():
@@ -178,7 +189,13 @@ class _Rehearsal:
             channel.received = max(channel.received, min(channel.sent, turn + 1))
             if channel.received <= turn:
                 return False
+        had_run = max((self._carried.pop(message) for message in needed), default=0)
+        if program.post == self._own:
+            self.needed.append(had_run)
+            had_run = len(self.needed)
+        had_run = self._had_run[program.post] = max(had_run, self._had_run.get(program.post, 0))
         for portion in portions:
             for message in program.sends(action, portion):
+                self._carried[message] = had_run
                 self._channels.setdefault((message.kind, message.sender, message.receiver), _Channel()).send(message.number)
         return True

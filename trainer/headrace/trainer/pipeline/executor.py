@@ -144,7 +144,7 @@ class Executor:
         Raises, before anything is computed, HeadraceError if the plan would deadlock, and UserError if this process would keep
         more rows than its unit's `max_rows` or take more memory than its `device_memory_gib`.
         """
-        check_order(self.topology, routes, self.place)
+        needed = check_order(self.topology, routes, self.place)
         self.wire.channels.open_between(routes.pairs)
         run = _Run(self, routes, feed)
         actions = run.program.actions
@@ -156,9 +156,17 @@ class Executor:
         for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
             with run.clock.timing(actions[number]):
                 if number == 0:
+                    run.load(of_action)
                     run.post(of_action)
-                run.post(coming)  # one action ahead
+                run.load(coming)
+                # A posted receive is a kernel of NCCL's: if it waited for what this action sends, and something in this action
+                # for the whole device, such as the allocator when it gives memory back, neither would end.
+                can_come = bool(coming) and needed[number + 1] <= number
+                if can_come:
+                    run.post(coming)  # one action ahead
                 run.take(of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
+                if not can_come:
+                    run.post(coming)
         self.clock = run.clock
         return run.totals
 
@@ -226,11 +234,15 @@ class _Run:
 
     # -- actions ----------------------------------------------------------------------------------------------------
 
-    def post(self, moves: Sequence[_Move]) -> None:
-        """Load the data of an action, and post its receives and all of their channels that are sent before them."""
+    def load(self, moves: Sequence[_Move]) -> None:
+        """Load the data of an action: a forward's. Its backward has the same, and weights, which come behind it, need none."""
         for move in moves:
-            if move.portion not in self._cargo:
+            if move.kind == Kind.FORWARD and move.portion not in self._cargo:
                 self._load(move.portion)
+
+    def post(self, moves: Sequence[_Move]) -> None:
+        """Post the receives of an action, and all of their channels that are sent before them."""
+        for move in moves:
             for message in move.takes:
                 waiting = self._arriving[message.kind, message.sender]
                 while message in self._taken_by:  # until it is posted

@@ -120,6 +120,7 @@ class PipelineStep:
         loss_sum, num_targets = self._sum(totals)
         self.non_finite_samples = () if math.isfinite(loss_sum) else totals.non_finite_samples()
         if not num_targets:
+            self.optimizer.reduce()  # replicas that had portions have begun sums, in which they wait for those that had none
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
         return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
 

@@ -63,53 +63,54 @@ def train_pipeline(
     """
     if threads is not None:
         torch.set_num_threads(threads)
-    topology.check_world(num_ranks())
-    device = device or local_device()
-    warn_unproven(device.type, num_ranks())
-    loader = PipelineLoader(
-        endpoint,
-        job=job,
-        topology=topology,
-        rank=rank(),
-        device=device,
-        transports=transports,
-        tls_ca=tls_ca,
-    )
-    begin = None if resume is None else Checkpoint.newest(resume)
-    if begin is not None:
-        loader.load_state_dict(begin.loader)
-    PROGRESS.place = str(topology.place(rank()))
-    with watched(hang_timeout_s) as watch, loader:
-        name = model_name or loader.spec.model
-        _check_units(loader, topology)
-        topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
-        model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model)
-        topology.check(num_ranks(), model.shape)
-        warn_quadratic_attention(device.type, precision, model.shape)
-        spec = loader.spec
-        topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
-        settings = topology.optimizer.resolved(name, model.pretrained)
-        with process_group(device, watch):
-            groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
-            dtype = PRECISIONS[precision]
-            document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
-            alike = {"topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
-            check_alike(alike, groups.everybody, device)
-            frozen_layers = {unit: size.frozen_layers for unit, size in topology.units.items()}
-            record = training_record(name, dtype, topology.units, frozen_layers)
-            stages = _stages(loader, topology, model, device, groups, dtype)
-            step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
+    with watched(hang_timeout_s) as watch:
+        topology.check_world(num_ranks())
+        device = device or local_device()
+        warn_unproven(device.type, num_ranks())
+        PROGRESS.place = str(topology.place(rank()))
+        loader = PipelineLoader(
+            endpoint,
+            job=job,
+            topology=topology,
+            rank=rank(),
+            device=device,
+            transports=transports,
+            tls_ca=tls_ca,
+        )
+        with loader:
+            begin = None if resume is None else Checkpoint.newest(resume)
             if begin is not None:
-                load(begin, step)
-                warn_differences(begin.loader.get(TRAINING_RECORD, {}), record)
-                del begin  # it is mapped into memory, and its files may soon be removed
-            elif loader.has_next():
-                check_fresh(job, loader.next_step, allowed=fresh_weights)
-            weights = [weight for stage in stages for weight in stage.parameters()]
-            check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
-            memory = step.forecast_memory(spec.image, spec.audio)
-            with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
-                _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
+                loader.load_state_dict(begin.loader)
+            name = model_name or loader.spec.model
+            _check_units(loader, topology)
+            topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
+            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model)
+            topology.check(num_ranks(), model.shape)
+            warn_quadratic_attention(device.type, precision, model.shape)
+            spec = loader.spec
+            topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
+            settings = topology.optimizer.resolved(name, model.pretrained)
+            with process_group(device, watch):
+                groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
+                dtype = PRECISIONS[precision]
+                document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
+                alike = {"topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
+                check_alike(alike, groups.everybody, device)
+                frozen_layers = {unit: size.frozen_layers for unit, size in topology.units.items()}
+                record = training_record(name, dtype, topology.units, frozen_layers)
+                stages = _stages(loader, topology, model, device, groups, dtype)
+                step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
+                if begin is not None:
+                    load(begin, step)
+                    warn_differences(begin.loader.get(TRAINING_RECORD, {}), record)
+                    del begin  # it is mapped into memory, and its files may soon be removed
+                elif loader.has_next():
+                    check_fresh(job, loader.next_step, allowed=fresh_weights)
+                weights = [weight for stage in stages for weight in stage.parameters()]
+                check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+                memory = step.forecast_memory(spec.image, spec.audio)
+                with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
+                    _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
 
 
 def _saving(

@@ -39,7 +39,7 @@ class Wire:
         self._rank = rank
         self._device = device
         self._dtype = dtype
-        self._sent: dict[tuple[Kind, int, int], dist.Work] = {}  # by kind, receiver and number; each keeps its tensor
+        self._sent: dict[Channel, dict[int, dist.Work]] = {}  # by number, in the order of sending; each keeps its tensor
         self._expected: dict[tuple[Kind, int, int], tuple[dist.Work, Tensor]] = {}  # by kind, source and number
         self._own: dict[tuple[Kind, int], Tensor] = {}  # from this process to itself, by kind and number
         self.waited_s = 0.0
@@ -48,16 +48,19 @@ class Wire:
     def send(self, tensor: Tensor, kind: Kind, to: int, number: int) -> None:
         """Begin to send a tensor, without waiting.
 
-        The tensor, with the autograd graph that it came from, is kept until an answer or `flush`, and must not be written to
-        until then: gloo never reports a send as done.
+        The tensor, with the autograd graph that it came from, is kept until an answer, or until the next message of the channel
+        finds it sent, or until `flush`, and must not be written to until then. gloo never reports a send as done: there what
+        nothing answers stays until `flush`.
         """
         if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # saves two calls into torch
             tensor = tensor.to(self._dtype).contiguous()
         if to == self._rank:
             self._own[kind, number] = tensor.detach().requires_grad_(tensor.requires_grad)
         else:
-            end = self.channels[Channel(kind, self._rank, to)]
-            self._sent[kind, to, number] = end.backend.send([tensor], end.peer, end.tag)
+            end = self.channels[channel := Channel(kind, self._rank, to)]
+            sent = self._sent.setdefault(channel, {})
+            _drop_done(sent)
+            sent[number] = end.backend.send([tensor], end.peer, end.tag)
 
     def expect(self, shape: tuple[int, int], kind: Kind, source: int, number: int, *, requires_grad: bool = False) -> None:
         """Post the receive of a message, before or after it is sent. requires_grad: whether the received tensor does.
@@ -77,12 +80,20 @@ class Wire:
         began_s = time.monotonic()
         self._wait(work)
         self.waited_s += time.monotonic() - began_s
-        if kind == Kind.BACKWARD and (answered := self._sent.pop((Kind.FORWARD, source, number), None)) is not None:
-            answered.wait()  # for nothing, as it has arrived, but NCCL's keeps the tensor until somebody does
+        if kind == Kind.BACKWARD and (sent := self._sent.get(Channel(Kind.FORWARD, self._rank, source))) and number in sent:
+            sent.pop(number).wait()  # for nothing, as it has arrived, but NCCL's keeps the tensor until somebody does
         return tensor
 
     def flush(self) -> None:
         """Wait until everything that was sent has left, which means that the receivers have taken it or are taking it."""
-        for work in self._sent.values():
-            work.wait()
+        for sent in self._sent.values():
+            for work in sent.values():
+                work.wait()
         self._sent.clear()
+
+
+def _drop_done(sent: dict[int, dist.Work]) -> None:
+    """Drop the first messages of a channel, those that have left: a channel's messages leave in order."""
+    while sent and (first := next(iter(sent.values()))).is_completed():
+        first.wait()
+        del sent[next(iter(sent))]

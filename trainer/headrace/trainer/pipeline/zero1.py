@@ -8,7 +8,7 @@ weights come back (all-gather) while the next step begins, in which a layer wait
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -173,20 +173,23 @@ class ShardedAdamW:
         piece = self._piece_of.get(parameter)
         return piece is not None and piece.begin == 0
 
-    def state(self) -> dict[nn.Parameter, dict[str, Tensor]]:
-        """Return the state, by kind, of all parameters that this replica writes and that were ever updated. Collective.
+    def state(self) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
+        """Yield the state, by kind, of all parameters that this replica writes and that were ever updated. Collective.
 
-        It is `step` of shape (), and `exp_avg` and `exp_avg_sq` of the parameter's shape, all float32.
+        It is `step` of shape (), and `exp_avg` and `exp_avg_sq` of the parameter's shape, all float32. The moments are gathered
+        bucket by bucket: a caller that keeps none of them, but copies each, needs memory for those of two buckets at most.
+        All replicas go through it to its end.
         """
-        found: dict[nn.Parameter, dict[str, Tensor]] = {}
         for bucket in self._buckets:
-            wholes = {kind: self._whole(bucket, kind) for kind in _MOMENTS}
-            for parameter in filter(self.writes, bucket.parameters):
-                if own := self._adamw.state.get(self._piece_of[parameter].weight):
-                    begin = bucket.place(parameter)
-                    moments = {kind: some[begin : begin + parameter.numel()].view_as(parameter) for kind, some in wholes.items()}
-                    found[parameter] = {"step": own["step"], **moments}
-        return found
+            yield from self._state_of(bucket)
+
+    def _state_of(self, bucket: Bucket) -> Iterator[tuple[nn.Parameter, dict[str, Tensor]]]:
+        wholes = {kind: self._whole(bucket, kind) for kind in _MOMENTS}
+        for parameter in filter(self.writes, bucket.parameters):
+            if own := self._adamw.state.get(self._piece_of[parameter].weight):
+                begin = bucket.place(parameter)
+                moments = {kind: some[begin : begin + parameter.numel()].view_as(parameter) for kind, some in wholes.items()}
+                yield parameter, {"step": own["step"], **moments}
 
     def owns(self, parameter: nn.Parameter) -> bool:
         """Whether this replica has state of a part of the parameter."""
