@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -389,3 +390,26 @@ def test_a_job_makes_its_samples_by_the_template(tmp_path: Path) -> None:
     row = processor.decode(record, spec.sources[0])
     assert row.image_grids.tolist() == [[1, 10, 20]]
     assert row.input_ids.tolist().count(processor.vocabulary.image_token) == 50
+
+
+def test_the_work_for_marked_answers_grows_as_their_number(tmp_path: Path) -> None:
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    template = made(tmp_path, marked)
+    turns = chat().turns
+
+    def events(num_turns: int) -> int:
+        counted = 0
+
+        def count(*_: Any) -> None:
+            nonlocal counted
+            counted += 1
+
+        sample = Sample(turns=turns * num_turns)
+        sys.setprofile(count)
+        try:
+            template.render(sample, [])
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert events(200) < 3 * events(100)
