@@ -58,7 +58,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for name in self.filters.keys() - {*_UNMEASURED, *_LAZY}:
             self.filters[name] = self._bounded(name, FILTERS[name])
         self.globals |= {_CONCATENATE: self._concatenate, _DISPLAY: self._display, "dict": self._dict}
-        self.concat = self._joined  # type: ignore[method-assign] -- of blocks and macros
+        self.concat = self._joined  # type: ignore[method-assign]
 
     def begin(self) -> None:
         """Begin to count what a rendering makes, in this thread."""

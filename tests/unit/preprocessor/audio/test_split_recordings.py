@@ -152,7 +152,13 @@ def test_a_recording_or_last_piece_without_a_token_is_none() -> None:
     spec = AudioSpec(**qwen, max_seconds=1, too_long="split")
     assert [audio.probe(recording(RATE + rest), spec) for rest in (479, 480)] == [100, 103]
     with pytest.raises(SpecError, match="each must have a token"):
-        parse_spec({"name": "j", "sources": [{"path": "/d"}], "audio": {**qwen, "max_seconds": 0.029, "too_long": "split"}})
+        parse_spec(
+            {
+                "name": "j",
+                "sources": [{"path": "/d"}],
+                "audio": {**qwen, "frames_per_token": 8, "max_seconds": 0.04, "too_long": "split"},
+            }
+        )
 
 
 def test_seconds_are_as_many_samples_as_they_are_written() -> None:
