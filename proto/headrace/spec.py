@@ -116,7 +116,12 @@ class AudioSpec(SpecSection):
     @property
     def most_frames(self) -> int:
         """Mel frames of the longest recording, or piece of one, that is not refused: one of `max_seconds`."""
-        return self.num_frames(math.ceil(self.max_seconds * self.sample_rate))
+        return self.num_frames(math.ceil(self.most_samples(self.sample_rate)))
+
+    def most_samples(self, rate: int) -> float:
+        """Return the waveform samples at a rate that `max_seconds` are: a whole number where floats miss one by rounding,
+        as in 2.01 times 16,000."""
+        return round(self.max_seconds * rate, 6)
 
     def num_frames(self, num_samples: int) -> int:
         """Return the number of mel frames of a recording of so many samples at `sample_rate`."""
@@ -138,7 +143,12 @@ class AudioSpec(SpecSection):
                 f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer "
                 f"than window_s ({self.window_s:g}) and hop_s ({self.hop_s:g}): raise it"
             )
-        if self.too_long == "split" and self.last_frame == "pad" and self.max_seconds * self.sample_rate % self.hop_samples:
+        if self.too_long == "split" and self.num_tokens(self.most_frames) == 0:
+            raise ValueError(
+                f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must have a "
+                f"token, which takes {self.frames_per_token} frames: raise it"
+            )
+        if self.too_long == "split" and self.last_frame == "pad" and self.most_samples(self.sample_rate) % self.hop_samples:
             raise ValueError(
                 f"max_seconds ({self.max_seconds:g}) is no multiple of hop_s ({self.hop_s:g}), which it must be where split "
                 "recordings have last_frame pad: change it"

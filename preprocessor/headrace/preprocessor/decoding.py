@@ -108,6 +108,8 @@ class Sizes:
     """Number of mel frames of each recording of the sequence, or piece of one that is split: those at `sequence.recordings`."""
     recording_frames: tuple[int, ...]
     """Number of mel frames of each file, whether its pieces are in the sequence or not."""
+    recordings: range
+    """Which of the files have a piece in the sequence."""
     first_frame: int
     """Number of mel frames of the pieces that a cut has taken away in front."""
 
@@ -165,21 +167,24 @@ class SampleProcessor:
         sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)
         if sequence.num_targets < self._min_targets:
             raise BadSampleError(Reason.TOO_SHORT, f"{sequence.num_targets} tokens to learn, fewer than {self._min_targets}")
+        first, stop = sequence.recordings.start, sequence.recordings.stop
+        file_of = [file for file, of_file in enumerate(pieces) for _ in of_file][first:stop]
+        recordings = range(file_of[0], file_of[-1] + 1) if file_of else range(0)
         filtering.check_sizes(
             {
                 "tokens": len(sequence.input_ids),
                 "targets": sequence.num_targets,
                 "images": len(sequence.images),
-                "recordings": len(frames),
+                "recordings": len(recordings),
             },
             loaded.filter,
         )
-        first, stop = sequence.recordings.start, sequence.recordings.stop
         return Sizes(
             sequence=sequence,
             grids=grids[sequence.images.start : sequence.images.stop],
             mel_frames=of_pieces[first:stop],
             recording_frames=frames,
+            recordings=recordings,
             first_frame=sum(of_pieces[:first]),
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -19,10 +20,9 @@ from PIL import Image as Pillow
 from headrace.cli.inspect.preview import tokens_of
 from headrace.errors import DatasetError
 from headrace.preprocessor import audio, image
-from headrace.preprocessor.decoding import LoadedSample, SampleProcessor, cut_out
+from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.image import header
-from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text, to_sample
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample, Segment, Text
 from headrace.preprocessor.sources import Shard
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
@@ -42,9 +42,11 @@ def dissect(spec: JobSpec, shard: Shard, row: int, source: SourceSpec) -> dict[s
     members      the names of the record's media (tar shards only)
     turns        {role, loss, segments: {kind, size, text}}
     media        {medium, bytes, format, codec, ...}; an image also has size_px, mode, orientation and patches, a recording
-                 rate_hz, channels, seconds and mel_frames; both have the tokens they become and the array they decode to
-    tokens       {count, with_loss, disarmed, text}; disarmed: names of special tokens that are text in the sample's words; text
-                 is [[piece, whether it carries loss], ...]; null if no tokens were made
+                 rate_hz, channels, seconds and mel_frames; both have the tokens they become and the array they decode to,
+                 null where too_long has cut them away
+    tokens       {count, with_loss, disarmed, truncated, text}; truncated: whether too_long has cut the sample;
+                 disarmed: names of special tokens that are text in the sample's words;
+                 text is [[piece, whether it carries loss], ...]; null if no tokens were made
     refusal      {piece, reason, detail, traceback}; null where the sample is good
 
     Raises DatasetError, OSError or MemoryError where the sample cannot be read on this machine, SpecError where the tokenizer
@@ -86,7 +88,8 @@ class _Dissection:
         record = self._timed("read the record", lambda: shard.read(row))
         self.report["fields"] = [_field(name, value) for name, value in record.fields.items()]
         self.report["members"] = list(record.members)
-        sample = self._timed("map its fields and load its media", lambda: self._sample(record, source))
+        loaded = self._timed("map its fields and load its media", lambda: self._processor.load(record, source))
+        sample = loaded.sample
         self.report["turns"] = _turns(sample)
         media = [segment for segment in sample.segments if not isinstance(segment, Text)]
         names = [_name_of_last(media[: number + 1]) for number in range(len(media))]
@@ -94,9 +97,15 @@ class _Dissection:
             self.report["media"].append({"medium": name, "bytes": len(medium.data), **_header(medium)})
         for name, medium, about in self._by_kind(names, media):
             about |= self._timed(f"look into the header of {name}", partial(self._sizes, medium))
-        sizes = self._timed("make the tokens", lambda: self._processor.size(LoadedSample(sample=sample)))
+        sizes = self._timed("make the tokens", lambda: self._processor.size(loaded))
         self.report["tokens"] = self._tokens(sizes.sequence)
+        kept = {kind: set(which) for kind, which in ((Image, sizes.sequence.images), (Audio, sizes.recordings))}
+        numbers = Counter[type]()
         for name, medium, about in self._by_kind(names, media):
+            numbers[type(medium)] += 1
+            if numbers[type(medium)] - 1 not in kept[type(medium)]:
+                about["decoded"] = None
+                continue
             self._piece = f"decode {name}"
             self._decode(medium)  # warm up: the first call compiles code and makes filters, which must not be timed
             about["decoded"] = self._timed(self._piece, partial(self._decode, medium))
@@ -108,10 +117,6 @@ class _Dissection:
             "detail": detail,
             "traceback": "".join(traceback.format_exception(error)),
         }
-
-    def _sample(self, record: Record, source: SourceSpec) -> Sample:
-        sample = to_sample(record, source.mapping)
-        return sample.with_recordings(lambda recording: cut_out(recording, self._spec.audio))
 
     def _by_kind(self, names: list[str], media: list[Image | Audio]) -> list[tuple[str, Image | Audio, dict[str, Any]]]:
         """Return names, media and their reports in the pipeline's order: images before recordings."""
@@ -146,6 +151,7 @@ class _Dissection:
         template = load_template(self._spec.text)
         shown = [[token.text, token.learnt] for token in tokens_of(sequence.input_ids, sequence.labels, template)]
         about = {"count": len(sequence.input_ids), "with_loss": sequence.num_targets, "disarmed": sequence.num_disarmed}
+        about["truncated"] = sequence.is_truncated
         return {**about, "text": shown}
 
 

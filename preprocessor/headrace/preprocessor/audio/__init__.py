@@ -27,7 +27,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -59,6 +59,7 @@ _BLOCK_SAMPLES = 2**19  # samples per block over all channels, of which a WAV ma
 # Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
 # ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
 _MAX_DENOMINATOR = 1000
+_FRAME_BYTES = 4  # of mono sound
 _RESAMPLING_BYTES = 6  # for each frame: the padded signal, and the samples that each of the filters reads
 
 Waveform = NDArray[np.float32]
@@ -88,7 +89,7 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     Waits for memory while other threads decode (headrace.preprocessor.decode_memory). Raises BadSampleError with the reasons
     of `probe`.
     """
-    with _open(data) as file:
+    with _open(data, spec) as file:
         header = _checked(file, spec)
         with room_for(decode_bytes(header, spec)):
             mel, finite = _features(_read(file, data, header), header, spec)
@@ -146,7 +147,7 @@ def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
 
 def read_header(data: bytes, spec: AudioSpec) -> Header:
     """Read the header of a recording and check all limits. Raises BadSampleError with the reasons of `probe`."""
-    with _open(data) as file:
+    with _open(data, spec) as file:
         return _checked(file, spec)
 
 
@@ -155,7 +156,7 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 
     Raises BadSampleError with the reasons of `probe`.
     """
-    with _open(data) as file:
+    with _open(data, spec) as file:
         return _read(file, data, _checked(file, spec))
 
 
@@ -224,7 +225,7 @@ def _mono(block: NDArray[np.float32], out: Waveform) -> None:
         out /= np.float32(block.shape[1])
 
 
-def _open(data: bytes) -> File:
+def _open(data: bytes, spec: AudioSpec) -> File:
     """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
@@ -238,13 +239,19 @@ def _open(data: bytes) -> File:
         for kind, (offset, magics) in _OTHER_KINDS.items():
             if data.startswith(magics, offset):
                 if takes(kind):
-                    return ContainerFile(data, kind)
+                    return ContainerFile(data, kind, partial(_most_frames, spec))
                 raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
     if file.format not in _FORMATS:
         file.close()
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{file.format} is not taken; convert it to FLAC")
     return file
+
+
+def _most_frames(spec: AudioSpec, rate: int) -> int:
+    """Return frames at a rate beyond which a recording is refused in any case: for its length, or what its mono sound takes."""
+    most = spec.max_decode_mib * 2**20 // _FRAME_BYTES
+    return most if spec.too_long == "split" else min(most, math.floor(spec.most_samples(rate)))
 
 
 def _checked(file: File, spec: AudioSpec) -> Header:
@@ -262,12 +269,12 @@ def _check(header: Header, spec: AudioSpec) -> None:
     if not 0 < header.sample_rate <= _MAX_RATE:
         raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{header.sample_rate} Hz; rates up to {_MAX_RATE} are taken")
     seconds = header.frames / header.sample_rate
-    if header.frames > spec.max_seconds * header.sample_rate and spec.too_long == "refuse":
+    if header.frames > spec.most_samples(header.sample_rate) and spec.too_long == "refuse":
         raise BadSampleError(Reason.TOO_LONG, f"{seconds:.1f} s, longer than {spec.max_seconds:g} s")
     if header.frames < spec.min_seconds * header.sample_rate:
         raise BadSampleError(Reason.TOO_SHORT, f"{seconds:.3g} s, shorter than {spec.min_seconds:g} s")
     if _num_samples(header, spec) < _shortest(spec):
-        raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz are less than one window")
+        raise BadSampleError(Reason.EMPTY_MEDIA, f"{header.frames} frames at {header.sample_rate} Hz make no window or no token")
     _check_cost(header, spec)
 
 
@@ -293,7 +300,8 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     at_once += _silence(at_once, spec)
     frames, bins = at_once // spec.hop_samples, window // 2 + 1
     spectra = 4 * samples + 8 * at_once + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
-    return 4 * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
+    spectra += 2 * _mel_frames(header, spec) * spec.mel_bins if _is_split(header, spec) else 0  # the features of all pieces
+    return _FRAME_BYTES * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
 
 
 def _window(spec: AudioSpec) -> int:
@@ -305,7 +313,7 @@ def _num_samples(header: Header, spec: AudioSpec) -> int:
 
 
 def _is_split(header: Header, spec: AudioSpec) -> bool:
-    return spec.too_long == "split" and header.frames > spec.max_seconds * header.sample_rate
+    return spec.too_long == "split" and header.frames > spec.most_samples(header.sample_rate)
 
 
 def _mel_frames(header: Header, spec: AudioSpec) -> int:
@@ -318,13 +326,15 @@ def _mel_frames(header: Header, spec: AudioSpec) -> int:
 
 
 def _shortest(spec: AudioSpec) -> int:
-    """Return the fewest samples that have a spectrum and make a mel frame."""
-    return max(_window(spec), spec.hop_samples)
+    """Return the fewest samples that have a spectrum and make a token."""
+    padded = spec.hop_samples - 1 if spec.last_frame == "pad" else 0
+    frames = spec.frames_per_token - 1 if spec.last_token == "drop" else 1
+    return max(_window(spec), spec.hop_samples, frames * spec.hop_samples - padded)
 
 
 def _silence(num_samples: int, spec: AudioSpec) -> int:
     """Return how many zeros go behind a recording for its last mel frame, up to the longest recording that there may be."""
-    room = math.ceil(spec.max_seconds * spec.sample_rate) - num_samples
+    room = math.ceil(spec.most_samples(spec.sample_rate)) - num_samples
     return max(0, min(_window(spec), room)) if spec.last_frame == "pad" else 0
 
 

@@ -7,7 +7,7 @@ Opus' pre-skip. So is what follows its end: MPEG-4 gives it by the last sample's
 DiscardPadding. AAC in ADTS and Matroska has no end, and keeps the encoder's padding, as FFmpeg does.
 
 The number of frames follows from the packets without decoding them. Vorbis and ALAC of Matroska, whose packets do not tell, are
-decoded for it.
+decoded for it, up to the longest recording that is not refused.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import contextlib
 import io
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from importlib import import_module
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, Self
 
 import numpy as np
@@ -58,8 +58,12 @@ class ContainerFile:
     format = "container"
     subtype = ""
 
-    def __init__(self, data: bytes, kind: str) -> None:
-        """Read the header of a file of a kind that `takes` affirms, and count its frames. Raises BadSampleError."""
+    def __init__(self, data: bytes, kind: str, most_frames: Callable[[int], int]) -> None:
+        """Read the header of a file of a kind that `takes` affirms, and count its frames. Raises BadSampleError.
+
+        `most_frames`: of a recording that is not refused for its length, by its sample rate. Where counting takes decoding, it
+        ends behind so many, and `frames` are those that have been counted.
+        """
         if _library is None:
             raise BadSampleError(
                 Reason.UNSUPPORTED_MEDIA,
@@ -75,10 +79,13 @@ class ContainerFile:
         self.channels: int = first[0].layout.nb_channels
         self._packet_frames = max(frame.samples for frame in first)
         self._begin = first[0].pts or 0
+        most = most_frames(self.samplerate)
         with self._stream() as (container, stream):
-            self._decodable = sum(frame.samples for frame in first) if len(first) < _LOOKED_AT else self._count(container, stream)
+            is_short = len(first) < _LOOKED_AT
+            self._decodable = sum(frame.samples for frame in first) if is_short else self._count(container, stream, most)
         with self._stream() as (container, stream):
-            self.frames = min(self._decodable, self._end(container, stream))
+            whole = self._decodable <= most
+            self.frames = min(self._decodable, self._end(container, stream)) if whole else self._decodable
 
     def __enter__(self) -> Self:
         return self
@@ -123,12 +130,20 @@ class ContainerFile:
         except (_library.FFmpegError, ValueError, EOFError) as err:
             raise BadSampleError(Reason.CORRUPT_MEDIA, f"the recording does not decode: {err}") from err
 
-    def _count(self, container: Any, stream: Any) -> int:
-        """Return how many frames decoding gives, with what is cut off at the beginning and the end as the decoder does it."""
+    def _count(self, container: Any, stream: Any, most: int) -> int:
+        """Return how many frames decoding gives, with what is cut off at the beginning and the end as the decoder does it.
+
+        Where it takes decoding, return any number above `most` if there are more than so many.
+        """
         codec = stream.codec_context.name
         is_exact = stream.time_base == Fraction(1, self.samplerate)
         if codec == "vorbis" or (codec == "alac" and not is_exact):
-            return sum(int(frame.samples) for frame in container.decode(stream))
+            decoded = accumulate(int(frame.samples) for frame in container.decode(stream))
+            counted = 0
+            for counted in decoded:
+                if counted > most:
+                    break
+            return counted
         total, skip = 0, _opus_pre_skip(stream) if codec == "opus" else 0
         for packet in container.demux(stream):
             if packet.size == 0:

@@ -14,7 +14,10 @@ _PARENTS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"edt
 _RUN_TABLES = (b"stts", b"ctts")
 _MOST_BOXES = 100_000
 _MOST_EDITS = 100
-_EBML, _SEGMENT = 0x1A45DFA3, 0x18538067
+_MOST_INDEXED = 4_000_000
+"""Entries that FFmpeg may make: it lists the samples of a file anew for each of its edits, at some 24 bytes each. Ten hours of
+AAC at 96 kHz have 3.4 million samples."""
+_EBML, _SEGMENT, _CLUSTER = 0x1A45DFA3, 0x18538067, 0x1F43B675
 _ADTS_HEADER_BYTES = 7
 
 
@@ -29,17 +32,20 @@ def check(data: bytes, kind: str) -> None:
 
 
 def _check_boxes(data: bytes) -> None:
-    num_samples = num_edits = 0
+    num_samples = num_edits = num_bytes = 0
     for number, (name, begin, end) in enumerate(_boxes(data, 0, len(data))):
         if number >= _MOST_BOXES:
             raise _corrupt(f"more than {_MOST_BOXES} boxes")
         if name == b"stsz":
             size, count = _numbers(data, begin + 4, end, 2)
-            num_samples += count * max(1, size)
+            num_samples += count
+            num_bytes += count * max(1, size)
         elif name == b"stz2":
-            num_samples += _numbers(data, begin + 8, end, 1)[0]
+            num_samples += (count := _numbers(data, begin + 8, end, 1)[0])
+            num_bytes += count
         elif name == b"trun":
-            num_samples += _numbers(data, begin + 4, end, 1)[0]
+            num_samples += (count := _numbers(data, begin + 4, end, 1)[0])
+            num_bytes += count
         elif name in _RUN_TABLES:
             (entries,) = _numbers(data, begin + 4, end, 1)
             counts = _numbers(data, begin + 8, end, 2 * min(entries, len(data)))[::2]
@@ -47,10 +53,13 @@ def _check_boxes(data: bytes) -> None:
                 raise _corrupt(f"a table of {sum(counts)} samples in {len(data)} bytes")
         elif name == b"elst":
             num_edits += _numbers(data, begin + 4, end, 1)[0]
-    if num_samples > len(data):
-        raise _corrupt(f"samples of {num_samples} bytes or more in a file of {len(data)}")
+    if num_bytes > len(data):
+        raise _corrupt(f"samples of {num_bytes} bytes or more in a file of {len(data)}")
     if num_edits > _MOST_EDITS:
         raise _corrupt(f"{num_edits} edits, and at most {_MOST_EDITS} are taken")
+    if num_samples * max(1, num_edits) > _MOST_INDEXED:
+        detail = f"{num_edits} edits of {num_samples} samples, and together they may have {_MOST_INDEXED} entries"
+        raise BadSampleError(Reason.TOO_LARGE, f"{detail}: encode the recording anew")
 
 
 def _boxes(data: bytes, begin: int, stop: int) -> Iterator[tuple[bytes, int, int]]:
@@ -95,13 +104,16 @@ def _check_adts(data: bytes) -> None:
 
 
 def _check_ebml(data: bytes) -> None:
-    position = 0
+    """Look at each element of a file; of a Segment or Cluster of unknown size, as live streams have them, at those inside too."""
+    position, is_live = 0, False
     while position < len(data):
         name, position = _vint(data, position, keep_marker=True)
         size, begin = _vint(data, position, keep_marker=False)
-        is_endless = size == (1 << 7 * (begin - position)) - 1
-        if name not in (_EBML, _SEGMENT) or is_endless:
-            return  # further elements, as in live streams, are left to the demuxer
+        if not is_live and name not in (_EBML, _SEGMENT):
+            return  # what is behind the Segment is left to the demuxer
+        if name in (_SEGMENT, _CLUSTER) and size == (1 << 7 * (begin - position)) - 1:
+            position, is_live = begin, True
+            continue
         if begin + size > len(data):
             raise _corrupt(f"the element at byte {begin} has {size} bytes, and {len(data) - begin} are left")
         position = begin + size

@@ -32,6 +32,7 @@ _ROWS = _LANES // 4  # rows transposed and narrowed together
 _PIXELS = 16  # pixels of a line split into channels at once
 _AHEAD = 1176  # bytes between what is written and what is prefetched
 _CACHE_LINE = 64
+_KEPT_BYTES = 2**17  # largest weights that are kept, of which a thousand are: those from 4,000 lines to 1,000 have 68 KB
 
 _REACH = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 """Filters by their names in a spec, and how many old lines each reaches to either side where nothing is shrunk."""
@@ -120,9 +121,17 @@ def _words(pixels: Pixels) -> NDArray[np.uint32]:
     return pixels.view("<u4")[..., 0]
 
 
-@lru_cache(maxsize=4096)
 def _taps(size: int, new: int, start: float, extent: float, resample: str) -> Taps:
-    """Return the taps that make `new` lines from the part of `size` lines that begins at `start` and is `extent` long."""
+    """Return the taps that make `new` lines from the part of `size` lines that begins at `start` and is `extent` long.
+
+    Large ones, which are made in a small part of the time in which they are used, are made every time.
+    """
+    stretch = max(extent / new, 1.0)
+    num_bytes = 4 * new * (2 * math.ceil(_REACH[resample] * stretch) + 1)
+    return (_kept_taps if num_bytes <= _KEPT_BYTES else _made_taps)(size, new, start, extent, resample)
+
+
+def _made_taps(size: int, new: int, start: float, extent: float, resample: str) -> Taps:
     scale = extent / new
     stretch = max(scale, 1.0)
     support = _REACH[resample] * stretch
@@ -133,6 +142,9 @@ def _taps(size: int, new: int, start: float, extent: float, resample: str) -> Ta
     )
     _weigh(size, float(start), scale, 1.0 / stretch, support, _REACH[resample], *taps)
     return taps
+
+
+_kept_taps = lru_cache(maxsize=1024)(_made_taps)
 
 
 @kernel

@@ -122,13 +122,15 @@ def _content(field: str, value: Any, role: Role, thought: str, spec: MappingSpec
     if not isinstance(value, list):
         text = string(field, value)
         said = [*thoughts, *words(field, text.lstrip("\n") if thoughts else text)]
-        return [piece for text, learnt in said for piece in split(text, spec, learnt=learnt)]
+        return learning.as_one_string([piece for text, learnt in said for piece in split(text, spec, learnt=learnt)])
     pieces: list[Piece] = [Text(text=text, learnt=learnt) for text, learnt in thoughts]
     for index, item in enumerate(value):
         name = f"{field}[{index}]"
         part = parse_part(name, item, spec)
         if isinstance(part, str):
-            pieces += [Text(text=text, learnt=learnt) for text, learnt in words(name, part)]
+            texts = learning.as_one_string([Text(text=text, learnt=learnt) for text, learnt in words(name, part)])
+            is_behind_thought = len(pieces) == len(thoughts) > 0
+            pieces = learning.as_one_string([*pieces, *texts]) if is_behind_thought else [*pieces, *texts]
         else:
             pieces.append(part)
     return pieces

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Mapping
-from numbers import Number
+from numbers import Integral, Number
 from typing import Any, SupportsFloat, cast
 
 from headrace.filter_spec import Bounds, FieldCondition, FilterSpec, Scalar, Size
@@ -42,6 +42,8 @@ def check_sizes(sizes: Mapping[Size, int], spec: FilterSpec) -> None:
 
 
 def _fulfils(path: str, value: Any, condition: FieldCondition) -> bool:
+    if (condition.one_of is not None or condition.none_of) and not isinstance(value, Number | str):
+        raise schema_error(f"filter.fields: {path}", "a text, a number, true or false", value)
     if condition.one_of is not None and not any(_is_equal(value, item) for item in condition.one_of):
         return False
     if any(_is_equal(value, item) for item in condition.none_of):
@@ -56,19 +58,19 @@ def _fulfils(path: str, value: Any, condition: FieldCondition) -> bool:
 
 def _is_within(number: float, bounds: Bounds) -> bool:
     """Return whether a number is within bounds, which one that is not a number (NaN) is not."""
-    return (
-        (bounds.min is None or number >= bounds.min) and (bounds.max is None or number <= bounds.max) and not math.isnan(number)
-    )
+    return (bounds.min is None or number >= bounds.min) and (bounds.max is None or number <= bounds.max) and number == number
 
 
 def _number(value: Any) -> float | None:
-    """Return a number, or what a string of a table without types writes as one; None if it is none."""
+    """Return a number, or what a string of a table without types writes as one; None if it is none. Whole ones stay whole: a
+    float has 53 bits."""
     if isinstance(value, bool) or not isinstance(value, Number | str):
         return None
-    try:
-        return float(cast(SupportsFloat | str, value))
-    except (ValueError, OverflowError, TypeError):
-        return None
+    kinds: tuple[type[int] | type[float], ...] = (int, float) if isinstance(value, Integral | str) else (float,)
+    for kind in kinds:
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            return kind(cast(SupportsFloat | str, value))  # type: ignore[arg-type]
+    return None
 
 
 def _is_equal(value: Any, item: Scalar) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.mapping import MappingSpec
-from headrace.preprocessor.records.draft import Draft
+from headrace.preprocessor.records.draft import Draft, Piece
 from headrace.preprocessor.records.record import is_absent, schema_error
 from headrace.preprocessor.records.template_fields import THOUGHT_FIELDS, no_place
-from headrace.preprocessor.records.turn import Role
+from headrace.preprocessor.records.turn import Role, Text
 from headrace.quarantine import BadSampleError, Reason
 
 _OTHER_WEIGHTS = ("train", "trainable", "loss", "loss_weight")
@@ -92,6 +92,15 @@ def answer_words(field: str, text: str, spec: MappingSpec, *, has_thought: bool)
             Reason.SCHEMA_ERROR, f"{field} has thoughts in a field of its own and in its text: one of them is to be taken out"
         )
     return [(text, True)] if spec.thinking in (None, "keep") else _kept(_cut(field, text), spec)
+
+
+def as_one_string(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of one string, in which a text behind a text goes on."""
+    behind_text = [False, *(isinstance(piece, Text) for piece in pieces)]
+    return [
+        dataclasses.replace(piece, goes_on=True) if goes_on and isinstance(piece, Text) else piece
+        for piece, goes_on in zip(pieces, behind_text, strict=False)
+    ]
 
 
 def _kept(words: Words, spec: MappingSpec) -> Words:

@@ -25,6 +25,8 @@ class Text:
     text: str
     learnt: bool = True
     """Whether the text is learnt if its turn is; thoughts can be masked, which are then read and not learnt."""
+    goes_on: bool = False
+    """Whether it goes on in the string of the text before it: a thought and what is said behind it are one string."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

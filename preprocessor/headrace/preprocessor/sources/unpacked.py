@@ -10,7 +10,7 @@ import threading
 import weakref
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from headrace.quarantine import BadSampleError, Reason
 
 COPY_BYTES = 2**20
 _ARROW_BYTES = 2**16
+_BZ2_BYTES = 2**13  # small, since what lies behind a stream is copied for the next one, and a stream may have 40 bytes
 MAX_SHARD_BYTES = 8 * 2**30  # sound MDS shards have at most half of it, as their offsets are 32 bits wide
 MAX_TOTAL_BYTES = 32 * 2**30
 """Limit on all unpacked shards open in this process: a job has 32 shards open, and packed data come in shards of up to 1 GB."""
@@ -78,9 +79,8 @@ def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | N
     unpacking = Unpacking(packed, url)
     failure = None
     try:
-        with _opened(packed, codec) as stream:
-            for data in _pieces(stream):
-                unpacking.write(data)
+        for data in _pieces(packed, codec):
+            unpacking.write(data)
     except BadSampleError as err:
         failure = BadSampleError(err.reason, err.detail)  # without a traceback, which would keep all that refers to the blob
     except (EOFError, zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as err:
@@ -99,21 +99,37 @@ def unpack(packed: Blob, url: str, codec: str) -> tuple[Blob, BadSampleError | N
     return unpacking.finish(), failure
 
 
-def _pieces(stream: Any) -> Iterator[bytes | memoryview]:
-    """Yield what a stream unpacks to, in pieces that are small where a failure loses the piece that is being read."""
-    if isinstance(stream, gzip.GzipFile | bz2.BZ2File):
-        yield from iter(lambda: stream.read1(COPY_BYTES), b"")  # what is unpacked next, and never more than is sound
-        return
-    chunk = memoryview(bytearray(_ARROW_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
-    while size := stream.readinto(chunk):
-        yield chunk[:size]
+def _pieces(packed: Blob, codec: str) -> Iterator[bytes | memoryview]:
+    """Yield what a shard unpacks to, in pieces that are small where a failure loses the piece that is being read."""
+    if codec == "bz2":
+        yield from _bz2_pieces(io.BufferedReader(BlobReader(packed), COPY_BYTES))
+    elif codec == "gzip":
+        with gzip.GzipFile(fileobj=io.BufferedReader(BlobReader(packed), COPY_BYTES)) as stream:
+            yield from iter(lambda: stream.read1(COPY_BYTES), b"")  # what is unpacked next, and never more than is sound
+    else:
+        chunk = memoryview(bytearray(_ARROW_BYTES))  # our own, since pyarrow leaks the buffer that `read` makes if it raises
+        with pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), codec) as stream:
+            while size := stream.readinto(chunk):
+                yield chunk[:size]
 
 
-def _opened(packed: Blob, codec: str) -> Any:
-    if codec in ("gzip", "bz2"):
-        file = io.BufferedReader(BlobReader(packed), COPY_BYTES)
-        return gzip.GzipFile(fileobj=file) if codec == "gzip" else bz2.BZ2File(file)
-    return pa.CompressedInputStream(pa.PythonFile(BlobReader(packed), mode="r"), codec)
+def _bz2_pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield what the streams of a bz2 file unpack to, one after the other.
+
+    bz2.BZ2File takes everything behind the first stream that does not begin another one for padding, and says nothing. Raises
+    OSError without an errno for what does not unpack, EOFError where the last stream is cut.
+    """
+    decompressor, behind = bz2.BZ2Decompressor(), b""
+    while True:
+        if decompressor.eof:
+            behind = decompressor.unused_data or file.read(_BZ2_BYTES)
+            if not behind:
+                return
+            decompressor = bz2.BZ2Decompressor()
+        elif decompressor.needs_input and not (behind := file.read(_BZ2_BYTES)):
+            raise EOFError
+        yield decompressor.decompress(behind, COPY_BYTES)
+        behind = b""
 
 
 _lock = threading.Lock()

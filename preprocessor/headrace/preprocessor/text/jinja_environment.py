@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
+from functools import partial
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
@@ -20,13 +21,15 @@ from jinja2.runtime import Context, Macro
 from jinja2.utils import Namespace
 
 from headrace.errors import SpecError
-from headrace.preprocessor.text.template_bounds import BoundedEnvironment, bound_concatenations
+from headrace.preprocessor.text.template_bounds import BoundedEnvironment, bound_expressions
 from headrace.quarantine import BadSampleError, Reason
 
 MAX_STEPS = 1_000_000
 """Most rounds of loops and calls of macros for one sample: a conversation of 1,000 turns takes some thousands a rendering."""
 _WIDEST_INDENT = 99
-_STEP, _MARKS = "_headrace_step", "_headrace_marks"  # names in the context of a rendering
+_MOST_PATTERN = 1000  # characters of a pattern of dates
+_OURS = "_headrace"
+_STEP, _MARKS = f"{_OURS}_step", f"{_OURS}_marks"  # names in the context of a rendering
 
 
 class Steps:
@@ -66,22 +69,24 @@ class JinjaTemplate:
         environment = BoundedEnvironment(
             max_characters, trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
-        environment.filters["tojson"] = _to_json
-        del environment.filters["random"], environment.globals["lipsum"]  # sequences are the same in every process
+        environment.filters["tojson"] = partial(_to_json, environment)
+        del environment.globals["lipsum"]  # sequences are the same in every process
         environment.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": _clock_of(today),
             "namespace": _PlainNamespace,
         }
+        if _OURS in source:
+            raise SpecError(f"the chat template has a name with {_OURS}: take another")
         try:
             tree = environment.parse(source)
             self.constants = frozenset(_constants(tree))
             """The literal strings of the template, and the names of attributes and variables that it asks for."""
             self.has_generation = any(isinstance(node, nodes.CallBlock) and _is_generation(node) for node in _nodes(tree))
             """Whether the template marks what is learnt."""
-            bound_concatenations(tree)
+            bound_expressions(tree)
             _count_steps(tree)
-            self._template = environment.from_string(tree)
+            self._environment, self._template = environment, environment.from_string(tree)
         except TemplateSyntaxError as err:
             raise SpecError(f"the chat template is no Jinja: line {err.lineno}: {err}") from err
         except RecursionError as err:
@@ -108,6 +113,7 @@ class JinjaTemplate:
         bounds = {_STEP: steps, _MARKS: marks}
         written: list[str] = []
         size = 0
+        self._environment.begin()
         try:
             for piece in self._template.generate(self._variables | variables | bounds):
                 size += len(piece)
@@ -146,6 +152,9 @@ class _PlainNamespace(Namespace):
         for name, value in dict(*others, **values).items():
             self[name] = value
 
+    def __repr__(self) -> str:
+        return "<Namespace>"  # without its values, which may lead to themselves
+
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name).startswith("_"):
             raise SecurityError(f"a namespace takes no {name!r}, which begins with an underscore")
@@ -153,6 +162,7 @@ class _PlainNamespace(Namespace):
 
 
 def _to_json(
+    environment: BoundedEnvironment,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -161,11 +171,12 @@ def _to_json(
 ) -> str:
     if isinstance(indent, int) and indent > _WIDEST_INDENT:
         raise TemplateError(f"tojson takes an indent of at most {_WIDEST_INDENT}")
+    environment.size(value, indent if isinstance(indent, int) else len(indent or ""))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise TemplateError(message if isinstance(message, str) else "it says why in no text")
 
 
 def _clock_of(today: date | None) -> Callable[[str], str]:
@@ -175,6 +186,8 @@ def _clock_of(today: date | None) -> Callable[[str], str]:
                 Reason.SCHEMA_ERROR,
                 "the chat template writes today's date, so that sequences would be others every day: name a date in text.today",
             )
+        if len(pattern) > _MOST_PATTERN:
+            raise TemplateError(f"strftime_now takes a pattern of at most {_MOST_PATTERN} characters")
         return datetime.combine(today, time()).strftime(pattern)
 
     return strftime_now

@@ -131,10 +131,10 @@ class ChatTemplate(PromptTemplate):
         """Return the text and media of a turn in the order in which the template puts them."""
         gap, trim = self._template.media_gap, frame.trim
         if frame.trim_pieces:
-            return _merged(item for segment in turn.segments for item in _trimmed([segment]))
+            return _merged(item for string in _strings(turn.segments) for item in _trimmed(string))
         if gap is None or turn.role is Role.DOCUMENT:
             return _trimmed(_merged(turn.segments)) if trim else _merged(turn.segments)
-        words = _merged([segment for segment in turn.segments if isinstance(segment, Text)], self._template.joint)
+        words = _merged(_joined(turn.segments, self._template.joint))
         media = (segment for segment in turn.segments if not isinstance(segment, Text))
         return [*(item for medium in media for item in (medium, Text(text=gap))), *(_trimmed(words) if trim else words)]
 
@@ -210,14 +210,34 @@ class _Frame:
     trim_pieces: bool
 
 
-def _merged(segments: Iterable[Segment], joint: str = "") -> list[Segment]:
-    """Return text and media in their own order, with neighbouring texts that are learnt alike joined by `joint`."""
+def _strings(segments: Iterable[Segment]) -> list[list[Segment]]:
+    """Return text and media in their own order, the texts of one string together."""
+    strings: list[list[Segment]] = []
+    for segment in segments:
+        if isinstance(segment, Text) and segment.goes_on and strings:
+            strings[-1].append(segment)
+        else:
+            strings.append([segment])
+    return strings
+
+
+def _joined(segments: Iterable[Segment], joint: str) -> list[Text]:
+    """Return the texts of a turn, with `joint` in front of each string but the first."""
+    texts = [segment for segment in segments if isinstance(segment, Text)]
+    return [
+        dataclasses.replace(text, text=joint + text.text) if index and not text.goes_on else text
+        for index, text in enumerate(texts)
+    ]
+
+
+def _merged(segments: Iterable[Segment]) -> list[Segment]:
+    """Return text and media in their own order, with neighbouring texts that are learnt alike put together."""
     merged: list[Segment] = []
     for learnt, group in groupby(segments, key=lambda segment: segment.learnt if isinstance(segment, Text) else None):
         if learnt is None:
             merged += group
         else:
-            merged.append(Text(text=joint.join(text.text for text in group if isinstance(text, Text)), learnt=learnt))
+            merged.append(Text(text="".join(text.text for text in group if isinstance(text, Text)), learnt=learnt))
     return merged
 
 

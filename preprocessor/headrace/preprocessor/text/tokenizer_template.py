@@ -9,6 +9,7 @@ with `{% generation %}`, else what an answer adds to its prompt (learnt_spans).
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -122,17 +123,16 @@ class TokenizerTemplate(PromptTemplate):
     def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[MediaKind, _Media]) -> None:
         text, worn, spans = self._rendered(sample)
         written = {kind.written: kind for kind in media.values()}
-        place = 0
+        place, left = 0, deque(span for span in spans if span[0] < span[1])
         for match in self._control.finditer(worn):
             start, stop = self._widened(worn, match, place)
-            _add_words(builder, text, (place, start), spans)
+            _add_words(builder, text, (place, start), left)
             if match[0] in written:
                 self._add_medium(builder, written[match[0]])
             else:
-                learnt = any(begin < stop and start < end for begin, end in spans)
-                builder.add_control(self.encoder.control[match[0]], loss=learnt)
+                builder.add_control(self.encoder.control[match[0]], loss=bool(left) and left[0][0] < stop)
             place = stop
-        _add_words(builder, text, (place, len(text)), spans)
+        _add_words(builder, text, (place, len(text)), left)
 
     def _add_medium(self, builder: SequenceBuilder, media: _Media) -> None:
         markup, tokens = media.next()
@@ -263,15 +263,21 @@ class _Media:
             )
 
 
-def _add_words(builder: SequenceBuilder, text: str, words: Span, spans: Sequence[Span]) -> None:
-    """Add the characters `words` of a text, learnt where they are in `spans`, which are in order."""
+def _add_words(builder: SequenceBuilder, text: str, words: Span, spans: deque[Span]) -> None:
+    """Add the characters `words` of a text, learnt where they are in `spans`, which are in order; take those out that end there.
+
+    So each span is looked at once, where its words are, however many there are.
+    """
     place, stop = words
-    for begin, end in spans:
-        begin, end = max(begin, place), min(end, stop)
+    while spans and spans[0][0] < stop:
+        begin, end = max(spans[0][0], place), min(spans[0][1], stop)
         if begin < end:
             builder.add([text[place:begin]], loss=False)
             builder.add([text[begin:end]], loss=True)
             place = end
+        if spans[0][1] > stop:
+            break
+        spans.popleft()
     builder.add([text[place:stop]], loss=False)
 
 

@@ -186,6 +186,56 @@ def test_tables_that_speak_of_more_than_the_file_has_are_refused_before_anything
         container_bounds.check(movie(table), "MPEG-4")
 
 
+@pytest.mark.parametrize(("num_edits", "is_taken"), [(0, True), (1, True), (39, True), (41, False)])
+def test_edits_that_would_have_the_samples_listed_over_and_over_are_refused(num_edits: int, is_taken: bool) -> None:
+    num_samples = 100_000
+    edits = box(b"elst", struct.pack(">II", 0, num_edits), bytes(12 * num_edits))
+    data = movie(box(b"stsz", struct.pack(">III", 0, 1, num_samples)), edits) + box(b"mdat", bytes(num_samples))
+    if is_taken:
+        container_bounds.check(data, "MPEG-4")
+    else:
+        with pytest.raises(BadSampleError, match="41 edits of 100000 samples") as refused:
+            container_bounds.check(data, "MPEG-4")
+        assert refused.value.reason is Reason.TOO_LARGE
+
+
+def test_counting_that_takes_decoding_ends_where_a_recording_is_refused() -> None:
+    data = encoded("webm", "vorbis", 44_100)
+    counted = container.ContainerFile(data, "Matroska", lambda rate: rate // 2).frames
+    assert 22_050 < counted < 30_000
+    assert refusal(data, AudioSpec(max_seconds=0.5)) is Reason.TOO_LONG
+    whole = audio.read_header(data, SPEC).frames
+    assert audio.read_header(data, AudioSpec(max_seconds=whole / 44_100)).frames == whole
+
+
+class Pipe(io.RawIOBase):
+    """What a live stream is written to: nothing in it can be written again."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.written += data
+        return len(data)
+
+
+def test_a_live_recording_is_whole_or_refused_where_a_block_is_cut() -> None:
+    pipe = Pipe()
+    with av.open(io.BytesIO(encoded("webm", "libopus"))) as file, av.open(pipe, "w", format="webm", options={"live": "1"}) as out:
+        stream = out.add_stream_from_template(file.streams.audio[0])
+        for packet in file.demux(audio=0):
+            if packet.dts is not None:
+                packet.stream = stream
+                out.mux(packet)
+    data = bytes(pipe.written)
+    assert audio.read_header(data, SPEC).frames == len(audio.read_mono(data, SPEC)) >= 100_000 - 960
+    for missing in (1, 20, len(data) // 2):
+        assert refusal(data[:-missing]) is Reason.CORRUPT_MEDIA
+
+
 @settings(deadline=None, max_examples=150)
 @given(
     st.sampled_from([*EXACT, *PADDED]),

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
+from headrace.filter_spec import FilterSpec
 from headrace.preprocessor import audio
 from headrace.preprocessor.decoding import SampleProcessor, probe_of
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.text import load_encoder
-from headrace.quarantine import BadSampleError
+from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec, JobSpec, parse_spec
 
 RATE = 16_000
@@ -134,3 +135,44 @@ def test_a_cut_takes_pieces_away_with_their_features() -> None:
 def test_pieces_must_be_longer_than_an_analysis_window() -> None:
     with pytest.raises(SpecError, match=r"max_seconds \(0.02\) is the length of the pieces .* longer than window_s"):
         parse_spec({"name": "j", "sources": [{"path": "/d"}], "audio": {"max_seconds": 0.02, "too_long": "split"}})
+
+
+def test_decoding_pieces_holds_the_features_of_all_of_them() -> None:
+    header = audio.Header(sample_rate=RATE, channels=1, frames=RATE * 1200)
+    spec = AudioSpec(max_seconds=30, too_long="split", mel_bins=1024, hop_s=0.001)
+    assert audio.decode_bytes(header, spec) > 2 * 1024 * 1_200_000 + 4 * header.frames
+
+
+def test_a_recording_or_last_piece_without_a_token_is_none() -> None:
+    qwen = {"frames_per_token": 4, "last_token": "drop", "last_frame": "drop"}
+    with pytest.raises(BadSampleError) as refused:
+        audio.probe(recording(479), AudioSpec(**qwen))
+    assert refused.value.reason is Reason.EMPTY_MEDIA
+    assert AudioSpec(**qwen).num_tokens(audio.probe(recording(480), AudioSpec(**qwen))) == 1
+    spec = AudioSpec(**qwen, max_seconds=1, too_long="split")
+    assert [audio.probe(recording(RATE + rest), spec) for rest in (479, 480)] == [100, 103]
+    with pytest.raises(SpecError, match="each must have a token"):
+        parse_spec(
+            {
+                "name": "j",
+                "sources": [{"path": "/d"}],
+                "audio": {**qwen, "frames_per_token": 8, "max_seconds": 0.04, "too_long": "split"},
+            }
+        )
+
+
+def test_seconds_are_as_many_samples_as_they_are_written() -> None:
+    for hundredths in range(4, 60_001):
+        spec = AudioSpec(max_seconds=hundredths / 100, too_long="split", last_frame="pad")
+        assert spec.most_frames == hundredths
+    assert audio.probe(recording(32_160), AudioSpec(max_seconds=2.01)) == 201
+
+
+def test_a_filter_counts_the_recordings_that_a_cut_has_left() -> None:
+    chat = [{"user": "q", "assistant": "a"}, {"user": "<audio>" + "word " * 30, "assistant": "b"}]
+    fields = {"texts": chat, "audios": [recording(RATE)]}
+    spec = job(max_tokens=30, too_long="truncate_end")
+    source = spec.sources[0].model_copy(update={"filter": FilterSpec.model_validate({"sizes": {"recordings": {"min": 1}}})})
+    with pytest.raises(BadSampleError, match="0 recordings") as refused:
+        SampleProcessor(spec).decode(Record(key="0", fields=fields, load=str.encode), source)
+    assert refused.value.reason is Reason.FILTERED

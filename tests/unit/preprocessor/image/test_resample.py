@@ -126,3 +126,14 @@ def test_after_warm_up_every_loop_that_python_calls_is_compiled() -> None:
     resample.warm_up()
     called = (resample._weigh, resample._blend_rows, resample._blend_columns, resample._cut)
     assert os.environ.get("NUMBA_DISABLE_JIT") == "1" or all(loop.signatures for loop in called)  # type: ignore[attr-defined]
+
+
+def test_taps_that_are_kept_have_a_bound() -> None:
+    resample._kept_taps.cache_clear()
+    resample.resize(picture(400, 4), 100, 1, Scratch())
+    kept = resample._kept_taps.cache_info()
+    assert kept.currsize > 0
+    assert kept.maxsize * resample._KEPT_BYTES <= 2**27
+    large = resample._taps(100_000, 2_000, 0, 100_000, "lanczos")
+    assert large.weights.nbytes > resample._KEPT_BYTES
+    assert resample._kept_taps.cache_info().currsize == kept.currsize

@@ -21,7 +21,7 @@ from headrace.filter_spec import FilterSpec
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.records.filtering import unmet_condition
 from headrace.preprocessor.sources import list_shards, open_shard
-from headrace.quarantine import Reason
+from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import SampleRef
 from headrace.spec import JobSpec, parse_spec
 
@@ -187,3 +187,18 @@ def test_a_filter_goes_to_preprocessors_as_it_is() -> None:
     (source,) = parse_spec(json.loads(spec.to_peer_json())).sources
     assert source.filter == spec.sources[0].filter
     assert [type(item) for item in source.filter.fields["x"].one_of or ()] == [int, float, str, bool]
+
+
+@pytest.mark.parametrize("value", [["und"], {"a": "und"}, b"und"])
+@pytest.mark.parametrize("condition", ["one_of", "none_of"])
+def test_what_no_condition_can_name_is_refused(value: Any, condition: str) -> None:
+    with pytest.raises(BadSampleError, match="expected a text, a number, true or false") as refused:
+        unmet_condition({"f": value}, FilterSpec.model_validate({"fields": {"f": {condition: ["und"]}}}))
+    assert refused.value.reason is Reason.SCHEMA_ERROR
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, str(2**53 + 1)])
+@pytest.mark.parametrize(("named", "is_same"), [(2**53, False), (2**53 + 1, True), (2**53 + 2, False)])
+def test_whole_numbers_are_compared_to_the_last_digit(value: int | str, named: int, is_same: bool) -> None:
+    spec = FilterSpec.model_validate({"fields": {"f": {"one_of": [named]}}})
+    assert bool(unmet_condition({"f": value}, spec)) is not is_same

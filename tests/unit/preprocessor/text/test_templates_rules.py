@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from headrace.errors import SpecError
-from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn
+from headrace.mapping import MappingSpec
+from headrace.preprocessor.records.record import Record
+from headrace.preprocessor.records.record_to_sample import Audio, Image, Role, Sample, Segment, Text, Turn, to_sample
 from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.media_markup import TokenGrid
 from headrace.preprocessor.text.sequence import NO_TOKEN, TokenSequence
@@ -246,3 +248,21 @@ def test_whatever_is_said_adds_no_control_token(tokenizer_file: Path, name: str,
         return [token for token in template.render(value, []).input_ids.tolist() if token in control]
 
     assert skeleton(sample) == skeleton(plain)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llava-hf"])
+@pytest.mark.parametrize("thought_field", [True, False])
+def test_a_masked_thought_and_its_answer_have_the_tokens_of_one_string(
+    tokenizer_file: Path, name: str, thought_field: bool
+) -> None:
+    thought, said = "<think>\nEasy.\n</think>\n\n", "It is 4."
+    answer = {"reasoning_content": "Easy.", "content": said} if thought_field else {"content": thought + said}
+    messages = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", **answer}]
+    template = make(tokenizer_file, name)
+    kept, masked = (
+        template.render(to_sample(Record(key="k", fields={"messages": messages}, load=str.encode), spec), [])
+        for spec in (MappingSpec(thinking="keep"), MappingSpec(thinking="mask"))
+    )
+    assert f"{thought}{said}" in text_of(template, kept)
+    assert masked.input_ids.tolist() == kept.input_ids.tolist()
+    assert "Easy" not in learnt(template, masked)

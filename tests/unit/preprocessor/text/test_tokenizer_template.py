@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,18 @@ from headrace.text_spec import TextSpec
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CHATML += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 SPARE = "<|spare|>"
+LONG = "{% set a = ['x' * 1000] * 900 %}{% set a = a + a %}"
+"""A list of 1.8 million characters, of which a template of a short sample makes no text."""
+LISTS = (
+    "{{ a }}",
+    "{{ a ~ '' }}",
+    "{{ '%s' % a }}",
+    "{{ '{}'.format(a) }}",
+    "{{ ''.join(a) }}",
+    "{{ a | tojson }}",
+    "{{ a | join }}",
+)
+LISTS += tuple(f"{{% set b = a | {name} %}}" for name in ("string", "upper", "escape", "urlencode", "replace('a', 'b')", "trim"))
 
 
 def folder(path: Path, files: dict[str, Any], *special: str) -> Path:
@@ -178,6 +191,21 @@ def test_a_job_has_variables_for_its_template(tmp_path: Path) -> None:
         "{% set a = '{:>999999999}'.format(1) %}",
         "{% set a = '{:>{}}'.format(1, 10 ** 9) %}",
         "{% include 'a' %}",
+        "{% set a = ('%(a)s' * 2000) % {'a': 'x' * 1000000} %}",
+        "{% set a = ('{0}' * 2000).format('x' * 1000000) %}",
+        "{% set a = ('%(a)s' * 2000) | format(a='x' * 1000000) %}",
+        "{% set a = ['x' * 1000] * 2000 %}",
+        "{% set a = [['x' * 1000]] * 2000 %}",
+        "{% set n = namespace(n=10) %}{% for i in range(9) %}{% set n.n = n.n * n.n * n.n %}{% endfor %}",
+        "{% set n = namespace(n=10) %}{% for i in range(2) %}{% set n.n = n.n ** 60 %}{% endfor %}",
+        "{% set a = 3 | round(10 ** 9, 'ceil') %}",
+        "{% set a = 'x'.translate({120: 'y'}) %}",
+        "{% set a = ('x'.encode() * 10 ** 9) %}",
+        "{% set a = (1).to_bytes(10 ** 9, 'big') %}",
+        "{% set a = {}.fromkeys(range(9), 'x') %}",
+        "{% set a = [[1]] | sum(start=[]) %}",
+        "{% for i in range(999) %}{% set a = 'x' * 1000000 %}{% endfor %}",
+        "{{ raise_exception([1]) }}",
     ],
 )
 def test_a_template_does_nothing_but_write(tmp_path: Path, attempt: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,10 +229,27 @@ def test_a_template_writes_no_more_than_a_sample_may_be_long(tmp_path: Path) -> 
         "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = n.a.join(['', '', '']) %}{% endfor %}",
         "{% set n = namespace(a=[1]) %}{% for i in range(60) %}{% set n.a = n.a + n.a %}{% endfor %}",
         "{% set a = range(9999) | map('string') | map('center', 999) | join %}",
+        "{% set a = range(99999) | map('center', 99999) | list %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a %}{{ n.a }}{{ n.a }}{% endset %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = [n.a, n.a] %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = {'a': n.a, 'b': n.a} %}{% endfor %}",
+        "{% set n = namespace(a='ab') %}{% for i in range(60) %}{% set n.a = dict(a=n.a, b=n.a) %}{% endfor %}",
+        *(f"{LONG}{written}" for written in LISTS),
     ],
 )
 def test_a_template_does_not_put_together_what_is_longer_than_a_sample_may_be(tmp_path: Path, attempt: str) -> None:
     assert refusal(made(tmp_path, attempt + CHATML, max_tokens=100), chat()).reason is Reason.TOO_LONG
+
+
+@pytest.mark.parametrize("name", ["pprint", "urlize", "wordwrap(9)", "xmlattr"])
+def test_filters_that_make_much_of_little_are_not_there(tmp_path: Path, name: str) -> None:
+    with pytest.raises(SpecError, match="No filter named"):
+        made(tmp_path, CHATML + "{{ 'a' | " + name + " }}")
+
+
+def test_a_template_takes_no_name_of_those_that_bound_it(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="take another"):
+        made(tmp_path, "{% set _headrace_step = dict %}" + CHATML)
 
 
 def test_what_a_template_pads_and_joins_is_as_jinja_has_it(tmp_path: Path) -> None:
@@ -345,3 +390,26 @@ def test_a_job_makes_its_samples_by_the_template(tmp_path: Path) -> None:
     row = processor.decode(record, spec.sources[0])
     assert row.image_grids.tolist() == [[1, 10, 20]]
     assert row.input_ids.tolist().count(processor.vocabulary.image_token) == 50
+
+
+def test_the_work_for_marked_answers_grows_as_their_number(tmp_path: Path) -> None:
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    template = made(tmp_path, marked)
+    turns = chat().turns
+
+    def events(num_turns: int) -> int:
+        counted = 0
+
+        def count(*_: Any) -> None:
+            nonlocal counted
+            counted += 1
+
+        sample = Sample(turns=turns * num_turns)
+        sys.setprofile(count)
+        try:
+            template.render(sample, [])
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    assert events(200) < 3 * events(100)
