@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -89,7 +89,7 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     Waits for memory while other threads decode (headrace.preprocessor.decode_memory). Raises BadSampleError with the reasons
     of `probe`.
     """
-    with _open(data, spec) as file:
+    with _open(data, partial(_most_frames, spec)) as file:
         header = _checked(file, spec)
         with room_for(decode_bytes(header, spec)):
             mel, finite = _features(_read(file, data, header), header, spec)
@@ -104,7 +104,7 @@ def cut(data: bytes, start_s: float, seconds: float, spec: AudioSpec) -> bytes:
     The part's frames are those that NeMo reads: from int(start_s * rate) on, int(seconds * rate) of them. Raises BadSampleError
     with the reasons of `probe`, and with schema_error if the recording has no such part.
     """
-    with _open(data) as file:
+    with _open(data, lambda _: _most_in_memory(spec)) as file:
         rate, slack = file.samplerate, int(_SLACK_S * file.samplerate)
         start, frames = int(start_s * rate), int(seconds * rate)
         if start == 0 and file.frames <= frames + slack:
@@ -147,7 +147,7 @@ def frames_of_pieces(mel_frames: int, spec: AudioSpec) -> tuple[int, ...]:
 
 def read_header(data: bytes, spec: AudioSpec) -> Header:
     """Read the header of a recording and check all limits. Raises BadSampleError with the reasons of `probe`."""
-    with _open(data, spec) as file:
+    with _open(data, partial(_most_frames, spec)) as file:
         return _checked(file, spec)
 
 
@@ -156,7 +156,7 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
 
     Raises BadSampleError with the reasons of `probe`.
     """
-    with _open(data, spec) as file:
+    with _open(data, partial(_most_frames, spec)) as file:
         return _read(file, data, _checked(file, spec))
 
 
@@ -225,8 +225,11 @@ def _mono(block: NDArray[np.float32], out: Waveform) -> None:
         out /= np.float32(block.shape[1])
 
 
-def _open(data: bytes, spec: AudioSpec) -> File:
-    """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first."""
+def _open(data: bytes, most_frames: Callable[[int], int]) -> File:
+    """Open a recording and read its header; the frames of an MP3 that does not state their number are counted first.
+
+    `most_frames`: see ContainerFile.
+    """
     if not data:
         raise BadSampleError(Reason.EMPTY_MEDIA, "the recording has 0 bytes")
     ogg.check(data)
@@ -239,7 +242,7 @@ def _open(data: bytes, spec: AudioSpec) -> File:
         for kind, (offset, magics) in _OTHER_KINDS.items():
             if data.startswith(magics, offset):
                 if takes(kind):
-                    return ContainerFile(data, kind, partial(_most_frames, spec))
+                    return ContainerFile(data, kind, most_frames)
                 raise BadSampleError(Reason.UNSUPPORTED_MEDIA, f"{kind} is not taken; convert it to FLAC") from err
         raise BadSampleError(Reason.CORRUPT_MEDIA, f"no recording: {err}") from err
     if file.format not in _FORMATS:
@@ -250,8 +253,12 @@ def _open(data: bytes, spec: AudioSpec) -> File:
 
 def _most_frames(spec: AudioSpec, rate: int) -> int:
     """Return frames at a rate beyond which a recording is refused in any case: for its length, or what its mono sound takes."""
-    most = spec.max_decode_mib * 2**20 // _FRAME_BYTES
+    most = _most_in_memory(spec)
     return most if spec.too_long == "split" else min(most, math.floor(spec.most_samples(rate)))
+
+
+def _most_in_memory(spec: AudioSpec) -> int:
+    return spec.max_decode_mib * 2**20 // _FRAME_BYTES
 
 
 def _checked(file: File, spec: AudioSpec) -> Header:
