@@ -58,6 +58,7 @@ def test_loops_that_come_and_go_leave_nothing_behind(server: UcxServer) -> None:
     assert last[1] <= first[1] + 2
 
 
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")  # another test may have loaded it
 def test_a_forked_child_is_told_and_its_parent_goes_on(ucx: UcxLoop, server: UcxServer) -> None:
     receiver = connect(ucx, server)
     child = os.fork()
