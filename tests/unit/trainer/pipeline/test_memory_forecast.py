@@ -102,7 +102,9 @@ def test_the_meter_counts_what_is_held_and_no_views() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "1f1b")]
+)
 def test_a_step_takes_what_is_forecast(schedule: str, checkpointing: bool, dtype: torch.dtype) -> None:
     step = make_step(schedule, dtype, checkpointing=checkpointing)
     memory = step.forecast_memory(IMAGE, AUDIO)
