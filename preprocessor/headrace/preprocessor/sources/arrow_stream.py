@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
+from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, NumberedShard, check_size
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
@@ -45,7 +45,7 @@ class _Batch:
     packed: bool
 
 
-class ArrowShard(Shard):
+class ArrowShard(NumberedShard):
     """A shard that is one Arrow stream, with a row for each row of its record batches."""
 
     def __init__(self, url: str, cache: BlobCache | None = None, blob: Blob | None = None) -> None:
@@ -70,12 +70,6 @@ class ArrowShard(Shard):
             self._batches = []
         self._starts = np.array(list(accumulate((batch.rows for batch in self._batches), initial=0)))
         self.num_rows = int(self._starts[-1])
-
-    def key(self, row: int) -> str:
-        """Return the row number as a string. Raises IndexError where there is no such row."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
-        return str(row)
 
     def read(self, row: int) -> Record:
         """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""

@@ -61,6 +61,16 @@ class Shard(ABC):
         self.close()
 
 
+class NumberedShard(Shard):
+    """A shard whose rows have no keys but their numbers."""
+
+    def key(self, row: int) -> str:
+        """Return the row number as a string. Raises IndexError where there is no such row."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} of {self.num_rows}")
+        return str(row)
+
+
 def check_size(what: str, size: int, limit: int) -> None:
     """Raise BadSampleError (too_large) if `what` has more bytes, `size`, than `limit`."""
     if size > limit:

@@ -18,8 +18,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from headrace.errors import DatasetError
 from headrace.preprocessor import access
-from headrace.preprocessor.sources.base import check_size
-from headrace.quarantine import BadSampleError
+from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
+from headrace.quarantine import BadSampleError, Reason
 
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # between two packets, not for the whole file
@@ -264,6 +264,17 @@ def read_url(url: str, max_bytes: int) -> bytes:
         raise DatasetError(f"{err.detail}, which is the most that is read; make it smaller") from err
     except Exception as err:  # drivers raise their libraries' errors as well
         raise DatasetError(f"cannot read {url}: {err}") from err
+
+
+def read_row(blob: Blob, start: int, stop: int) -> bytes:
+    """Return the bytes of a row, from its offset to that of the next one. Raises BadSampleError where they are not there."""
+    if stop < start:
+        raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the row ends at byte {stop}, before its start at {start}")
+    check_size("the row", stop - start, MAX_MEDIUM_BYTES)
+    data = blob.pread(start, stop - start)
+    if len(data) < stop - start:
+        raise BadSampleError(Reason.ARCHIVE_TRUNCATED, f"{len(data)} of the row's {stop - start} bytes are there")
+    return data
 
 
 def read_file(fs: fsspec.AbstractFileSystem, path: str, max_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from headrace.errors import DatasetError
 from headrace.preprocessor import access
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
+from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, NumberedShard, check_size
 from headrace.preprocessor.sources.blob import local_path
 from headrace.quarantine import BadSampleError, Reason
 
@@ -47,7 +47,7 @@ def list_fragments(root: str) -> list[str]:
     return [f"data/{_first_file(fragment, root)}" for fragment in fragments]
 
 
-class LanceShard(Shard):
+class LanceShard(NumberedShard):
     """A shard that is one fragment of a Lance data set."""
 
     def __init__(self, url: str) -> None:
@@ -65,12 +65,6 @@ class LanceShard(Shard):
         self._columns: list[str] = dataset.schema.names
         self.num_rows = int(_call(self._fragment.count_rows, url))
         self.rejected = ()
-
-    def key(self, row: int) -> str:
-        """Return the number of the row among those that are not deleted, as a string. Raises IndexError."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
-        return str(row)
 
     def read(self, row: int) -> Record:
         """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""

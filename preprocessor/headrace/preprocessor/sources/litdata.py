@@ -34,8 +34,8 @@ import pyarrow as pa
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources.arrow_stream import ArrowShard
-from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobPart, open_blob, read_url
+from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, NumberedShard, check_size
+from headrace.preprocessor.sources.blob import Blob, BlobCache, BlobPart, open_blob, read_row, read_url
 from headrace.preprocessor.sources.litdata_leaves import decoded
 from headrace.preprocessor.sources.unpacked import Unpacking, unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -65,7 +65,7 @@ class Index:
     """Whether each row is packed by itself."""
 
 
-class LitDataShard(Shard):
+class LitDataShard(NumberedShard):
     """A shard that is one LitData chunk."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
@@ -92,24 +92,12 @@ class LitDataShard(Shard):
             self._offsets = np.zeros(1, np.int64)
         self.num_rows = self._table.num_rows if self._table else len(self._offsets) - 1
 
-    def key(self, row: int) -> str:
-        """Return the row number as a string. Raises IndexError where there is no such row."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
-        return str(row)
-
     def read(self, row: int) -> Record:
         """Return the record at `row`, with its leaves decoded. Raises BadSampleError where it is damaged."""
         key = self.key(row)
         if self._table:
             return self._table.read(row)
-        start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
-        if stop < start:
-            raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the row ends at byte {stop}, before its start at {start}")
-        check_size("the row", stop - start, MAX_MEDIUM_BYTES)
-        data = self._blob.pread(start, stop - start)
-        if len(data) < stop - start:
-            raise BadSampleError(Reason.ARCHIVE_TRUNCATED, f"{len(data)} of the row's {stop - start} bytes are there")
+        data = read_row(self._blob, int(self._offsets[row]), int(self._offsets[row + 1]))
         if self._index.is_row_packed:
             data = _inflated(data, MAX_MEDIUM_BYTES)
         leaves = [decoded(form, value) for form, value in zip(self._index.formats, _split(data, self._index), strict=True)]

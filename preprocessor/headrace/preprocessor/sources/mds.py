@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.record import Record
-from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
-from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob, read_url
+from headrace.preprocessor.sources.base import NumberedShard, check_size
+from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob, read_row, read_url
 from headrace.preprocessor.sources.mds_columns import Decode, decoder
 from headrace.preprocessor.sources.unpacked import CODECS, COPY_BYTES, Unpacking, unpack
 from headrace.quarantine import BadSampleError, Reason, Rejected
@@ -61,7 +61,7 @@ class IndexedShard:
     """Hexadecimal digests of the plain file, by algorithm."""
 
 
-class MdsShard(Shard):
+class MdsShard(NumberedShard):
     """A shard that is one MDS file, compressed or plain."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
@@ -82,22 +82,10 @@ class MdsShard(Shard):
         self._offsets = offsets
         self.num_rows = len(offsets) - 1
 
-    def key(self, row: int) -> str:
-        """Return the row number as a string. Raises IndexError where there is no such row."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
-        return str(row)
-
     def read(self, row: int) -> Record:
         """Return the record at `row`, whose fields are the decoded columns. Raises BadSampleError where it is damaged."""
         key = self.key(row)
-        start, stop = int(self._offsets[row]), int(self._offsets[row + 1])
-        if stop < start:
-            raise BadSampleError(Reason.ARCHIVE_CORRUPT, f"the row ends at byte {stop}, before its start at {start}")
-        check_size("the row", stop - start, MAX_MEDIUM_BYTES)
-        data = self._blob.pread(start, stop - start)
-        if len(data) < stop - start:
-            raise BadSampleError(Reason.ARCHIVE_TRUNCATED, f"{len(data)} of the row's {stop - start} bytes are there")
+        data = read_row(self._blob, int(self._offsets[row]), int(self._offsets[row + 1]))
         values = _split(data, self._columns)
         fields = {column.name: _decoded(column, value) for column, value in zip(self._columns, values, strict=True)}
         return Record(key=key, fields=fields, load=_no_files)

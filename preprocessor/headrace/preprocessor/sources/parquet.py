@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from headrace.observability.logs import pairs
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.sources import parquet_rows
-from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, Shard, check_size
+from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, NumberedShard, check_size
 from headrace.preprocessor.sources.blob import Blob, BlobCache, Span, open_blob, unreadable_error
 from headrace.preprocessor.sources.parquet_bounds import dictionary_columns, expanded_bytes, most_unpacked_bytes, rows_at_once
 from headrace.preprocessor.sources.parquet_memory import CACHE, SERIALS
@@ -58,7 +58,7 @@ _THREADS = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 8), thread_name_pr
 _warned = threading.Event()
 
 
-class ParquetShard(Shard):
+class ParquetShard(NumberedShard):
     """A shard that is one Parquet file."""
 
     def __init__(self, url: str, cache: BlobCache | None = None) -> None:
@@ -93,12 +93,6 @@ class ParquetShard(Shard):
         self._cache = None if is_small or not self._version else cache
         self._no_room_until_s: dict[range, float] = {}
         self._unpacked: set[range] = set()
-
-    def key(self, row: int) -> str:
-        """Return the row number as a string. Raises IndexError where there is no such row."""
-        if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
-        return str(row)
 
     def read(self, row: int) -> Record:
         """Return the record at `row`, whose fields are its cells as Python values. Raises BadSampleError where it is damaged."""

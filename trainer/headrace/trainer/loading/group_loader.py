@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -34,17 +33,14 @@ class GroupLoader(StepLoader):
 
     def __init__(self, job: str, parallel: Parallel, connect: Callable[[], StepLoader]) -> None:
         """`connect`: makes the loader with the session, in the process that has it."""
+        super().__init__(job)
         self._job, self._parallel, self._connect = job, parallel, connect
         self._channel = GroupChannel(parallel.group)
         self._source: StepLoader | None = None
         self._taken: dict[int, Step] = {}  # the source's steps that are not committed
-        self._state = LoaderState(job=job)
         self._next_step = 0
-        self._is_open = self._handed_out = False
+        self._is_open = False
         self._data_wait_s = 0.0
-
-    def open(self) -> StepLoader:
-        return self._open([self._state])
 
     def _open(self, states: Sequence[LoaderState]) -> StepLoader:
         if self._is_open:
@@ -126,23 +122,8 @@ class GroupLoader(StepLoader):
 
         return bool(self._channel.share(ask).numbers[0])
 
-    def state_dict(self) -> dict[str, Any]:
-        return replace(self._state, generation=self.generation).to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._begin_anew(LoaderState.of(state, self._job))
-
-    def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if not (own := [LoaderState.of(state, self._job) for state in states]):
-            raise UserError("states is empty: give the states of the checkpoints that this rank can load")
-        self._begin_anew(own[0])
-        self._open(own)
-        return next(state for state, one in zip(states, own, strict=True) if one.step == self._state.step)
-
-    def _begin_anew(self, state: LoaderState) -> None:
-        if self._handed_out:
-            raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
-        self._state, self._is_open = state, False
+    def _end_session(self) -> None:
+        self._is_open = False
 
     def __iter__(self) -> Iterator[Step]:
         self.open()

@@ -11,12 +11,11 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 import pyarrow as pa
 import torch
 
-from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError, UserError
+from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
 from headrace.observability import metrics, tracing
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.buffers import BufferPool, PinnedMemory
@@ -63,6 +62,7 @@ class SessionLoader(StepLoader):
         token: str | None = None,
     ) -> None:
         """`columns`: those to fetch; None: all. Others that `headrace.trainer.connect` lacks: see SessionClient."""
+        super().__init__(job)
         self._rank, self._num_ranks, self._equal_microbatches = rank, num_ranks, equal_microbatches
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
         self._client = SessionClient(
@@ -90,19 +90,13 @@ class SessionLoader(StepLoader):
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None  # listens for plans; None: the session is not open
         self._left = threading.Event()  # set: that thread is to end
-        self._state = LoaderState(job=job)
-        self._handed_out = False  # whether a step was handed out
         self._next_step = self._committed = 0
         self._passed_on = 0  # number of steps whose commit was begun
         self._enter()
 
     # -- session ------------------------------------------------------------------------------------------------------
 
-    def open(self) -> StepLoader:
-        return self._open([self._state])
-
     def _open(self, states: Sequence[LoaderState]) -> StepLoader:
-        """Open the session if it is not open, to go on from one of `states`."""
         if self._thread is None:
             if self._counts_ranks:
                 check_ranks(self._num_ranks)
@@ -141,26 +135,9 @@ class SessionLoader(StepLoader):
         self.open()
         return self._next_plan() is not None
 
-    def state_dict(self) -> dict[str, Any]:
-        return replace(self._state, generation=self.generation).to_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._begin_anew(LoaderState.of(state, self._client.job))
-
-    def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if not (own := [LoaderState.of(state, self._client.job) for state in states]):
-            raise UserError("states is empty: give the states of the checkpoints that this rank can load")
-        self._begin_anew(own[0])
-        self._open(own)
-        return next(state for state, one in zip(states, own, strict=True) if one.step == self._state.step)
-
-    def _begin_anew(self, state: LoaderState) -> None:
-        """Take the state, and end the session if one is open: the next use opens another."""
-        if self._handed_out:
-            raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
+    def _end_session(self) -> None:
         if self._thread is not None:
             self._leave(self._thread)
-        self._state = state
 
     def _leave(self, listening: threading.Thread) -> None:
         """End the session, and forget its plans: the next use opens another one."""

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
+from headrace.errors import ConflictError, UserError
 from headrace.manifest import Vocabulary
 from headrace.spec import JobSpec
+from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.statistics import LoaderStatistics
 from headrace.trainer.loading.steps import Step
 
@@ -23,9 +26,21 @@ class StepLoader(ABC):
     generation: int = 0
     """The job's generation, which rises whenever it is planned for another topology; 0 until the loader is open."""
 
-    @abstractmethod
+    def __init__(self, job: str) -> None:
+        self._state = LoaderState(job=job)
+        self._handed_out = False  # whether a step was handed out
+
     def open(self) -> StepLoader:
         """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""
+        return self._open([self._state])
+
+    @abstractmethod
+    def _open(self, states: Sequence[LoaderState]) -> StepLoader:
+        """Open the session if it is not open, to go on from one of `states`."""
+
+    @abstractmethod
+    def _end_session(self) -> None:
+        """End the session if one is open: the next use opens another."""
 
     @abstractmethod
     def close(self) -> None:
@@ -47,14 +62,13 @@ class StepLoader(ABC):
     def has_next(self) -> bool:
         """Return whether a step is left, after waiting until it is planned."""
 
-    @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position in the job, to be saved in the trainer's checkpoint beside the model.
 
         Does not open a session. Before one is open, "step" is that of the loaded state; None stands for the job's last commit.
         """
+        return replace(self._state, generation=self.generation).to_dict()
 
-    @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume at the checkpoint's step: later commits are undone. Must be called before the first step is handed out.
 
@@ -63,14 +77,25 @@ class StepLoader(ABC):
 
         Raises ConflictError where a step was handed out, and where the state is of another job or version.
         """
+        self._begin_anew(LoaderState.of(state, self._state.job))
 
-    @abstractmethod
     def load_newest_common(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Resume, as `load_state_dict` does, at the newest of `states` that every rank of the job has, and return that one.
 
         Every rank calls this with the states of its own checkpoints, such as its last two. It waits for the other ranks, so each
         must be in a process or a thread of its own. Raises ConflictError as `load_state_dict`, and where no state is common.
         """
+        if not (own := [LoaderState.of(state, self._state.job) for state in states]):
+            raise UserError("states is empty: give the states of the checkpoints that this rank can load")
+        self._begin_anew(own[0])
+        self._open(own)
+        return next(state for state, one in zip(states, own, strict=True) if one.step == self._state.step)
+
+    def _begin_anew(self, state: LoaderState) -> None:
+        if self._handed_out:
+            raise ConflictError("load_state_dict comes before the first step: make a new loader with headrace.trainer.connect")
+        self._end_session()
+        self._state = state
 
     @abstractmethod
     def commit(self, step: Step, *, loss: float = math.nan) -> None:
