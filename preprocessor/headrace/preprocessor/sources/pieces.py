@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -34,6 +34,7 @@ class Pieces:
         self._held_bytes = 0
         self._pieces: OrderedDict[tuple[int, int], _Piece] = OrderedDict()
         self._starts: dict[int, list[int]] = {}
+        self._forgotten: deque[int] = deque()
 
     def get(self, file: int, start: int, stop: int) -> bytes | None:
         """Return the bytes from `start` to `stop` of a file, waiting for a piece that is on its way; None where no piece has
@@ -60,6 +61,7 @@ class Pieces:
     def promise(self, file: int, start: int, stop: int) -> Future[bytes] | None:
         """Add a piece whose content will be set in the future that is returned; None where there is no room for it."""
         with self._lock:
+            self._drop_forgotten()
             if (file, start) in self._pieces or not self._make_room(stop - start):
                 return None
             content: Future[bytes] = Future()
@@ -74,8 +76,18 @@ class Pieces:
             content.set_result(data)
 
     def forget(self, file: int) -> None:
-        """Drop all pieces of a file."""
-        with self._lock:
+        """Drop all pieces of a file that nobody reads any more: now, or with the next promise where the lock is held. That may be
+        by this very thread, as the garbage collector calls this at any place for a file that was not closed."""
+        self._forgotten.append(file)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop_forgotten()
+            finally:
+                self._lock.release()
+
+    def _drop_forgotten(self) -> None:
+        while self._forgotten:
+            file = self._forgotten.popleft()
             for start in self._starts.pop(file, []):
                 piece = self._pieces.pop((file, start))
                 self._held_bytes -= piece.stop - start

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import weakref
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
@@ -57,13 +58,13 @@ class Unpacking:
         """Return what was written as a blob, whose last reference gives the space back."""
         self._file.flush()
         blob = LocalBlob(self._file, self._url)
-        weakref.finalize(blob, _give_back, self._size)
+        weakref.finalize(blob, _returned.append, self._size)
         return blob
 
     def discard(self) -> None:
         """Close the file and give its space back at once."""
         self._file.close()
-        _give_back(self._size)
+        _returned.append(self._size)
 
 
 def plain_name(name: str) -> str:
@@ -134,12 +135,23 @@ def _bz2_pieces(file: BinaryIO) -> Iterator[bytes]:
 
 _lock = threading.Lock()
 _total = 0
+_returned: deque[int] = deque()
+"""Sizes that `_total` still counts of what is closed. Closing takes no lock, as the garbage collector may close a blob on the
+very thread that holds it."""
+
+
+def _open_bytes() -> int:
+    """Return how many bytes the unpacked shards that are open have. Call it with the lock held."""
+    global _total
+    while _returned:
+        _total -= _returned.popleft()
+    return _total
 
 
 def _take(size: int, url: str) -> None:
     global _total
-    with _lock:  # allocate nothing under it: the garbage collector could finalize a blob, which takes the lock too
-        before = _total
+    with _lock:
+        before = _open_bytes()
         if before + size <= MAX_TOTAL_BYTES:
             _total = before + size
             return
@@ -147,9 +159,3 @@ def _take(size: int, url: str) -> None:
         f"cannot unpack {url}: the unpacked shards that are open have {before} bytes, and may have {MAX_TOTAL_BYTES}; "
         "write the data set unpacked, in smaller shards, or lower shuffle_shards"
     )
-
-
-def _give_back(size: int) -> None:
-    global _total
-    with _lock:
-        _total -= size

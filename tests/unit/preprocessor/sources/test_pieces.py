@@ -55,3 +55,18 @@ def test_a_file_that_is_closed_is_forgotten() -> None:
     pieces.put(3, 0, bytes(50))
     assert pieces.get(1, 0, 1) is None
     assert pieces.get(2, 0, 1) == pieces.get(3, 0, 1) == b"\0"
+
+
+def test_a_file_may_be_forgotten_by_the_thread_that_adds_a_piece() -> None:
+    """As the garbage collector does, which runs finalizers wherever something is allocated."""
+
+    def now_s() -> float:
+        pieces.forget(1)
+        return 0.0
+
+    pieces = Pieces(100, now_s)
+    pieces.put(2, 0, bytes(50))
+    pieces.put(1, 0, bytes(50))
+    pieces.put(3, 0, bytes(50))
+    assert pieces.get(1, 0, 1) is None
+    assert pieces.get(2, 0, 1) == pieces.get(3, 0, 1) == b"\0"

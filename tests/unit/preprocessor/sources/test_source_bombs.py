@@ -179,19 +179,19 @@ def test_a_packed_tar_of_zeros_is_unpacked_to_its_share(small: None, write_tar: 
 
 @pytest.mark.parametrize("packing", ["gz", "zstd"])
 def test_a_packed_mds_of_zeros_is_refused(small: None, tmp_path: Path, packing: str) -> None:
-    before = unpacked._total
+    before = unpacked._open_bytes()
     path = tmp_path / f"zeros.mds.{packing}"
     codec = {"gz": "gzip", "zstd": "zstd"}[packing]
     with pa.CompressedOutputStream(str(path), codec) as stream:
         stream.write(bytes(64 * MIB))
     with open_shard(str(path), SourceSpec(path=str(path))) as shard:
         assert [item.reason for item in shard.rejected] == [Reason.TOO_LARGE]
-    assert unpacked._total == before
+    assert unpacked._open_bytes() == before
 
 
 def test_unpacked_shards_that_are_open_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And what goes makes room."""
-    before = unpacked._total
+    before = unpacked._open_bytes()
     monkeypatch.setattr(unpacked, "MAX_TOTAL_BYTES", before + 4 * MIB)
     path = tmp_path / "noise.tar.gz"
     path.write_bytes(gzip.compress(os.urandom(3 * MIB)))
@@ -199,13 +199,13 @@ def test_unpacked_shards_that_are_open_share_one_bound(tmp_path: Path, monkeypat
     with pytest.raises(DatasetError, match="the unpacked shards that are open have"):
         open_shard(str(path), SourceSpec(path=str(path)))
     del shard
-    assert unpacked._total == before
+    assert unpacked._open_bytes() == before
     open_shard(str(path), SourceSpec(path=str(path))).close()
 
 
 def test_a_blob_may_be_collected_while_another_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its finalizer gives back what the refused one wanted to take, in the same thread."""
-    before = unpacked._total
+    before = unpacked._open_bytes()
 
     class CollectedError(DatasetError):
         def __init__(self, message: str) -> None:
@@ -229,14 +229,14 @@ def test_a_blob_may_be_collected_while_another_one_is_refused(monkeypatch: pytes
         gc.disable()
         try:
             leave_in_a_cycle()
-            assert unpacked._total == before + MIB
+            assert unpacked._open_bytes() == before + MIB
             thread = threading.Thread(target=refuse, daemon=True)
             thread.start()
             thread.join(20)
             assert not thread.is_alive()
         finally:
             gc.enable()
-    assert unpacked._total == before
+    assert unpacked._open_bytes() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
