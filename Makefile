@@ -2,6 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
+PORTIONS := proto preprocessor reorder_service trainer cli
 
 .DEFAULT_GOAL := help
 
@@ -10,13 +11,15 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed  ## make .venv with Headrace and all it needs
 
-# The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds. Compiling all
-# modules beforehand would take another minute: Python compiles those that are imported.
+# The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds. Bytecode is written
+# here, on all cores: where PYTHONDONTWRITEBYTECODE is set, as containers often have it, every process would compile torch again.
+# The templates of some packages do not compile, and nobody imports them.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(PORTIONS) || true
 	@echo "compiling the planner (half a minute)"
 	@$(BIN)/python -c "from headrace.reorder_service import planning; from headrace.reorder_service.nodes import snapshots; planning.warm_up(); snapshots.warm_up()"
 	@touch $@
