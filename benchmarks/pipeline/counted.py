@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -14,23 +15,28 @@ from torch import Tensor, nn
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.errors import HeadraceError
-from headrace.model_shape import MODEL_SHAPES
+from headrace.model_shape import MODEL_SHAPES, TransformerShape
 from headrace.spec import parse
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks
 from headrace.trainer.models.rotary import rotation
 from headrace.trainer.pipeline.deadlock import check_order
+from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.live_bytes import LiveBytes
 from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.tensor_parallel import Slices
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
 from tests.fake_replicas import fake_replicas
 from tests.verify.__main__ import STRENGTH
+from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
 from tests.verify.comparison import plan_of_step
 from tests.verify.covering import covering_cases
 from tests.verify.processes import cut
 
-REPLICAS, SLICES = 4, 2
+REPLICAS, SLICES, IN_FLIGHT = 4, 2, 4
+WIDE = replace(SHAPE, llm=TransformerShape(layers=2, width=512, heads=4, kv_heads=4, mlp=1376, gated=True))
 HOST_GOAL = 1.15
 ROWS = 8  # so few that the host's time is all that there is
 CALLS, QUICK_CALLS = 300, 30
@@ -39,7 +45,7 @@ QUICK_CASES = 60
 
 def sections(*, quick: bool) -> list[Section]:
     """Nothing of it needs a second process."""
-    return [_rehearsal(quick=quick), _replicas(), _slice(quick=quick)]
+    return [_rehearsal(quick=quick), _replicas(), _in_flight(), _slice(quick=quick)]
 
 
 def _rehearsal(*, quick: bool) -> Section:
@@ -85,6 +91,36 @@ def _replicas() -> Section:
         detail="2 (n - 1) / n: gradients reduce-scattered, weights gathered",
     )
     return Section(title=f"A step of {REPLICAS} replicas, three of them torch's fake: bytes that a ring sends", rows=[row])
+
+
+def _in_flight() -> Section:
+    """Forwards of a stage in bfloat16, none of which has had its backward, behind a projector that learns in either case."""
+    learning, frozen = (_kept_by_further_microbatches(frozen=frozen) for frozen in (False, True))
+    row = Row(
+        name="kept by a frozen LLM over one that learns",
+        value=frozen / learning,
+        unit="x",
+        goal=at_most(1.0),
+        detail=f"{frozen / 2**20:.2f} and {learning / 2**20:.2f} MiB by each microbatch behind the first",
+    )
+    return Section(
+        title=f"Two layers of width {WIDE.llm.width}, {IN_FLIGHT} microbatches in flight: bytes kept for the backward", rows=[row]
+    )
+
+
+def _kept_by_further_microbatches(*, frozen: bool) -> float:
+    topology = parse(PipelineTopology, {"units": {"vision": {}, "llm": {"frozen": frozen}}}, "topology")
+    cuts = bounds(topology, WIDE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
+    make, place, cpu = partial(whole_model, WIDE), Place("llm", 0, 0, 0), torch.device("cpu")
+    (stage,) = build_stages(make, topology, place, cuts, seed=1, device=cpu, slices=None, dtype=torch.bfloat16)
+    batch = packed([make_row(number, audio=False) for number in range(4)], "llm")
+    tokens = torch.ones(int(stage.input_token_counts("vision", batch).sum()), stage.width, requires_grad=True)
+    outputs, held = [], list[int]()
+    with LiveBytes() as meter, torch.autocast("cpu", torch.bfloat16):
+        for _ in range(IN_FLIGHT):
+            outputs.append(stage(stage.prepare(batch), None, {"vision": tokens}))
+            held.append(meter.now)
+    return (held[-1] - held[0]) / (IN_FLIGHT - 1)
 
 
 @dataclass(frozen=True, slots=True)
