@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,8 @@ def compute(rank: int, folder: Path) -> None:
     assert group is not None
     answer = {
         **{f"rows {rows}": exchanged(rank, rows, group) for rows in ROWS},
-        **{f"layers {rows}": of_layers(layers(), rows, Slices(group)) for rows in ROWS},
+        **{f"layers {rows}": of_layers(layers(), rows, [Slices(group)]) for rows in ROWS},
+        **{f"stages {rows}": of_layers(layers(), rows, [Slices(group), Slices(group)]) for rows in ROWS},
         **{f"vocabulary {chunk}": of_vocabulary(chunk, group) for chunk in (1, TARGETS)},
         "no target": of_nothing(group),
         "bfloat16": of_half_precision(group),
@@ -95,10 +96,14 @@ def test_a_sum_is_shared_and_its_gradient_gathered(run: Run) -> None:
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_layers_in_slices_compute_the_whole(run: Run, rows: int) -> None:
-    whole = of_layers(layers(), rows, None)
+@pytest.mark.parametrize("what", ["layers", "stages"])
+def test_layers_in_slices_compute_the_whole(run: Run, what: str, rows: int) -> None:
+    """In one stage, and in one stage each, which send each other a slice's share of the rows."""
+    whole = of_layers(layers(), rows, [])
+    del whole["sent"]
     for rank, answer in enumerate(run):
-        found = answer[f"layers {rows}"]
+        found = answer[f"{what} {rows}"]
+        assert found["sent"].shape == (-(-rows // SLICES), WIDTH)
         for name, tensor in whole.items():
             dimension = cut_dimension(name)
             expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
@@ -166,12 +171,18 @@ def layers() -> nn.Module:
     return seeded(decoder_blocks(SHAPE))
 
 
-def of_layers(blocks: nn.Module, rows: int, slices: Slices | None) -> dict[str, Tensor]:
-    """Output and all gradients of two layers on `rows` rows, the first layer recomputed in its backward."""
+def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices]) -> dict[str, Tensor]:
+    """Output and all gradients of two layers on `rows` rows, the first layer recomputed in its backward.
+
+    stages: the slices of each of two stages, of one stage that has both layers, or none for whole layers.
+    """
     first, second = blocks.children()
-    if slices is not None:
-        slices.shard([first, second])
-    run = [layer if slices is None else slices.with_rows(layer, rows) for layer in (first, second)]
+    if len(stages) == 2:
+        stages[0].shard([first], is_last=False)
+        stages[1].shard([second], is_first=False)
+    elif stages:
+        stages[0].shard([first, second])
+    run = [stages[number].with_rows(layer, rows) if stages else layer for number, layer in ((0, first), (-1, second))]
     positions = torch.arange(rows)
     args = (
         rotation(positions[:, None], WIDTH // SHAPE.heads, theta=1e4),
@@ -179,15 +190,19 @@ def of_layers(blocks: nn.Module, rows: int, slices: Slices | None) -> dict[str, 
     )
     x = (numbered(rows) / 10).sin().requires_grad_()
     hidden = checkpoint(run[0], x, *args, use_reentrant=False)
-    if slices is not None and rows > 1:  # another microbatch comes in between, as in a pipeline
-        slices.with_rows(nn.Identity(), 1)(x)
-    output = run[1](hidden, *args)
+    if stages and rows > 1:  # another microbatch comes in between, as in a pipeline
+        stages[0].with_rows(nn.Identity(), 1)(x)
+    sent = hidden.detach().requires_grad_()
+    assert not stages or len(sent) == stages[0].rows_between_stages(rows)
+    output = run[1](sent, *args)
     output.square().sum().backward()
-    for parameter in [] if slices is None else slices.partial:
-        assert parameter.grad is not None
-        reduce(parameter.grad, slices.group)  # type: ignore[union-attr]
+    hidden.backward(sent.grad)
+    for slices in stages:
+        for parameter in slices.partial:
+            assert parameter.grad is not None
+            reduce(parameter.grad, slices.group)
     gradients = {name: parameter.grad for name, parameter in blocks.named_parameters() if parameter.grad is not None}
-    return {"output": output.detach(), "x": x.grad, **gradients}  # type: ignore[dict-item]
+    return {"output": output.detach(), "x": x.grad, "sent": sent.detach(), **gradients}  # type: ignore[dict-item]
 
 
 def make_decoder() -> Decoder:

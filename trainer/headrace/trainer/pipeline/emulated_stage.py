@@ -76,6 +76,9 @@ class EmulatedChunk:
         seconds = sum(self._forward_s[sample] for sample in data.sample_ids.tolist())
         return Inputs(num_rows=data.sample_ids.numel(), layers=seconds)
 
+    def rows_between_stages(self, num_rows: int) -> int:
+        return num_rows
+
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
 

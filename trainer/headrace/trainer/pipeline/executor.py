@@ -254,7 +254,7 @@ class _Run:
         is_forward = move.kind == Kind.FORWARD
         if move.source is not None:
             if cargo.num_rows:
-                shape = (cargo.num_rows, move.width)
+                shape = (move.chunk.rows_between_stages(cargo.num_rows), move.width)
                 self._wire.expect(shape, move.kind, *move.source, requires_grad=is_forward and move.sends_gradient)
             return
         for exchange in cargo.arriving if is_forward else cargo.leaving:

@@ -116,7 +116,7 @@ def _held(
     with ExitStack() as stack:
         meter = stack.enter_context(LiveBytes())
         if not stage.is_first:
-            hidden = _random(inputs.num_rows, stage.width, dtype, stage.device, hidden_needs_gradient)
+            hidden = _random(stage.rows_between_stages(inputs.num_rows), stage.width, dtype, stage.device, hidden_needs_gradient)
         else:
             for unit, requires_grad in arriving.items():
                 count = int(stage.input_token_counts(unit, data).sum())

@@ -93,6 +93,10 @@ class Stage(nn.Module, ABC):
             end=self._end_inputs(data) if self.is_last else None,
         )
 
+    def rows_between_stages(self, num_rows: int) -> int:
+        """Return how many rows of hidden states come from the stage before for a portion of `num_rows`, and go to the next."""
+        return num_rows if self.slices is None else self.slices.rows_between_stages(num_rows)
+
     def token_counts(self, _: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that the last stage makes of each sample for the downstream unit, on the host."""
         raise AssertionError(f"nothing is behind {self.unit}")
@@ -124,9 +128,9 @@ class Stage(nn.Module, ABC):
     def forward(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         """Return hidden states for the next stage, or on the last stage tokens for the downstream unit and the unit's loss.
 
-        inputs: of a portion with rows, from `prepare`, on the device. hidden: (rows, width) from the stage before, None on the
-        first stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of the portion's
-        samples.
+        inputs: of a portion with rows, from `prepare`, on the device. hidden: (`rows_between_stages`, width) from the stage
+        before, None on the first stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of
+        the portion's samples.
         """
         x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden
         x = x.float() if self.fp32_residual else cast_once(x)

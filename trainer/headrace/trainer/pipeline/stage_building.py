@@ -330,7 +330,7 @@ def build_stages(
         initialise(stage.model, seed)
         if slices is not None:
             stage.slices = Slices(slices)
-            stage.slices.shard(stage.layers)
+            stage.slices.shard(stage.layers, is_first=stage.is_first, is_last=stage.is_last)
             if isinstance(stage, LlmStage):
                 stage.vocabulary = cut_vocabulary(stage.model.decoder, slices)
         stages.append(stage)

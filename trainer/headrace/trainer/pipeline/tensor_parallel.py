@@ -6,10 +6,11 @@ between layers each slice has its share of the rows. So a layer gathers the rows
 sums over the slices behind them give each slice its share. Weights of norms are whole on every slice, but see only its rows, or
 in norms of queries and keys only its heads: their gradients are summed over the slices once a step.
 
-In front of a stage's first layer and behind its last one, the rows are whole on every slice, with the same computation on each:
-what one stage sends another is whole, and so are the gradients of embeddings, last norms and projectors. Embedding table and
-head of an LLM are cut by the vocabulary (see `headrace.trainer.pipeline.vocabulary_parallel`). The same holds for layers of
-`transformers`. An attention that stores its number of heads gets the number in its slice.
+In front of a unit's first layer and behind its last one, the rows are whole on every slice, with the same computation on each,
+and so are the gradients of embeddings, last norms and projectors. Between stages each slice sends its share to the same slice
+of the next stage, so that a row crosses once. Embedding table and head of an LLM are cut by the vocabulary (see
+`headrace.trainer.pipeline.vocabulary_parallel`). The same holds for layers of `transformers`, except that what one stage sends
+another is whole. An attention that stores its number of heads gets the number in its slice.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class Slices:
         self.partial: list[nn.Parameter] = []
         """Parameters whose gradients are parts of a sum over the slices, which is due once a step."""
         self._num_rows = 0
+        self._sends_shares = False
 
-    def shard(self, layers: Sequence[nn.Module]) -> None:
+    def shard(self, layers: Sequence[nn.Module], *, is_first: bool = True, is_last: bool = True) -> None:
         """Cut the matrices of a stage's consecutive layers down to this slice, and make the layers exchange rows.
 
         Every process of the group must have the same whole weights; nothing is sent. The layers must be called as `with_rows`
-        returns them. Raises UserError for a layer with a matrix of which it is not known how to cut it.
+        returns them. is_first, is_last: whether the unit has no layers in front of them, or behind them. Raises UserError for a
+        layer with a matrix of which it is not known how to cut it.
         """
         for layer in layers:
             _check_matrices(layer)
@@ -66,9 +69,15 @@ class Slices:
                 module.register_forward_pre_hook(self._enter, with_kwargs=True)
             for module in _named_like(layer, _ROWS):
                 module.register_forward_hook(self._leave)
-        if layers:
+        self._sends_shares = all(_inner(layer) is layer for layer in layers)
+        if layers and (is_first or not self._sends_shares):
             _inner(layers[0]).register_forward_pre_hook(self._split)
+        if layers and (is_last or not self._sends_shares):
             _inner(layers[-1]).register_forward_hook(self._join)
+
+    def rows_between_stages(self, num_rows: int) -> int:
+        """Return how many rows this slice sends another stage of a microbatch of `num_rows`, padding included."""
+        return -(-num_rows // self.group.size()) if self._sends_shares else num_rows
 
     def with_rows(self, layer: nn.Module, num_rows: int) -> Callable[..., Tensor]:
         """Return a layer as a function for a microbatch of `num_rows` rows, which may also run again in its backward."""
