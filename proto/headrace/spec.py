@@ -181,6 +181,9 @@ class JobSpec(SpecSection):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
+    shuffle_rows: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_ROWS)] = 1
+    """Number of neighbouring rows of a shard that stay together, in their order, where samples are shuffled: rows 0 to n - 1, n
+    to 2 n - 1, and so on. With the rows of a Parquet row group, each group of a remote shard is read once for all of them."""
     shuffle: bool = True
     """False: each source gives its shards by name and their samples as they stand in them, in every epoch, as to evaluate."""
     strategy: str = "auto"
