@@ -62,7 +62,7 @@ class Gated:
         assert self.gates[name].wait(PATIENCE_S)
         return LocalBlob(self._files[name].open("rb"), url)
 
-    def open_in_parts(self, url: str, *, grouped: bool) -> Blob:  # noqa: ARG002 - all of it is there
+    def open_in_parts(self, url: str, *, grouped: bool) -> Blob:
         return self.open(url)
 
 

@@ -237,8 +237,9 @@ class BlobCache(Protocol):
 def open_blob(url: str, cache: BlobCache | None = None, *, in_parts: bool = False, grouped: bool = False) -> Blob:
     """Open the file at a local path or fsspec URL, a remote one through `cache` if there is one.
 
-    `in_parts`: only parts of it will be read. `grouped`: and each sample with those beside it. Raises DatasetError where the file cannot be opened or headrace.preprocessor.access
-    forbids it.
+    `in_parts`: only parts of it will be read. `grouped`: and each sample with those beside it.
+
+    Raises DatasetError where the file cannot be opened or headrace.preprocessor.access forbids it.
     """
     path = local_path(url)
     if path is None:

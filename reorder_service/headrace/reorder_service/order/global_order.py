@@ -1,8 +1,8 @@
 """The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
 
 In each epoch the shards of a source are shuffled and cut into blocks of `shuffle_shards`, and the samples of a block are shuffled
-together: singly, or `shuffle_rows` rows at a time, which stay together. Without shuffling, shards and rows stay in the order of the manifest. order.mixture mixes the sources. Both allow random
-access, so a resumed job computes nothing twice.
+together: singly, or in runs of `shuffle_rows` neighbouring rows. Without shuffling, shards and rows stay in the order of the
+manifest. order.mixture mixes the sources. Both allow random access, so a resumed job computes nothing twice.
 
 The order of the shards depends on nothing of their content but their number, and a place in the first epoch only on the rows of
 the blocks up to its own. So shards are counted block by block as places are asked for: `to_count` says which are needed. What is
@@ -183,14 +183,13 @@ class GlobalOrder:
         changes: Sequence[tuple[int, Weights]] = (),
     ) -> None:
         """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known; its owner fills it in over time.
-        `shuffle_rows`: rows of a shard that stay together. `shuffle`: False keeps shards and rows in order. `changes`: (place, weights of all sources from there on) each.
+        `shuffle_rows`: neighbouring rows of a shard that stay together. `shuffle`: False keeps shards and rows in order.
+        `changes`: (place, weights of all sources from there on) each.
 
         Raises ValueError where a source has no sample, or weights are invalid.
         """
         self._orders = [
-            SourceOrder(
-                source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle_rows=shuffle_rows, shuffle=shuffle
-            )
+            SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle_rows=shuffle_rows, shuffle=shuffle)
             for source in sources
         ]
         self._max_epochs = [source.max_epochs for source in sources]
