@@ -157,13 +157,17 @@ def _cut_crops(
     pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec, scale: int, out: NDArray[np.uint8]
 ) -> None:
     """Resize the `box` of an image's pixels, and then each crop of it, into `out`: (1 + crops, patches, values)."""
-    parts = [(pixels, box), *(_part(pixels, box, crop, scale) for crop in fit.crops)]
-    for (part, within), tile in zip(parts, out, strict=True):
+    _to_patches(resample.resize(pixels, *fit.tile, _other_scratch, box, spec.resample), spec, out[0])
+    for crop, tile in zip(fit.crops, out[1:], strict=True):
+        part, within = _part(pixels, box, crop, scale)
         _to_patches(resample.resize(part, *fit.tile, _other_scratch, within, spec.resample), spec, tile)
 
 
 def _part(pixels: NDArray[np.uint8], box: resample.Box, crop: Crop, scale: int) -> tuple[NDArray[np.uint8], resample.Box]:
-    """Return the pixels that have a crop of an image which lies in the `box` of `pixels`, and where it lies in them."""
+    """Return a copy of the pixels of a crop, and where it lies in them: its edges may cut through a pixel.
+
+    The image lies in the `box` of `pixels`. Pixels beside the crop are left out, as a filter would mix them in.
+    """
     left, top, width, height = (place + side / scale for place, side in zip((box.left, box.top, 0, 0), crop, strict=True))
     first_row, first_column = math.floor(top), math.floor(left)
     part = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
