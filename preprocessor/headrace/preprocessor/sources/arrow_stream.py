@@ -5,8 +5,8 @@
 
 The messages are walked when the file is opened. To read a row, the bytes of its batch are mapped into memory, of which only the
 pages with the row are read; files that are not on a local disk are read by the whole batch. The file format (ARROW1), which
-is the stream between two marks, and called Feather by pandas, is read too, and so are batches with packed buffers, if they are small: to read a row, all
-of its batch is unpacked. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
+pandas calls Feather, is the stream between two marks, and is read too. So are batches with packed buffers, if they are small: to
+read a row, all of its batch is unpacked. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ _NAMED = {"LitData": litdata.CHUNK, "Lance": lance_table.FRAGMENT}
 _OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".arrow": "Arrow", ".feather": "Arrow"} | _ROWS | _PACKED
 _FORMATS = _OTHERWISE | _FIRST
 SUFFIXES = tuple(_FORMATS)
-ENDS = f"{', '.join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), '.arrow', '.feather'])}, also packed as .gz, .zst or .bz2"
+_UNPACKED = ", ".join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), ".arrow", ".feather"])
+ENDS = f"{_UNPACKED}, also packed as .gz, .zst or .bz2"
 """The ends of shards' names, in words; LitData's chunks and Lance's fragments have names of their own."""
 
 # Files with the suffix of a shard that other tools write beside their shards.
