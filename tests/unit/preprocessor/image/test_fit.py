@@ -38,7 +38,7 @@ PUBLISHED = {
     "smolvlm": SMOL,
     "smolvlm-384": SIGLIP,
 }
-PAN_AND_SCAN = {
+PAN_AND_SCAN: dict[str, Any] = {
     "do_pan_and_scan": True,
     "pan_and_scan_min_crop_size": 256,
     "pan_and_scan_max_num_crops": 4,
@@ -141,7 +141,7 @@ def test_sizes_are_those_of_pixtral_and_smolvlm(width: int, height: int) -> None
 def test_crops_are_those_of_gemma(width: int, height: int, smallest: int, most: int, ratio: float) -> None:
     module = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3")
     spec = GEMMA_CROPS.model_copy(update={"min_crop_side": smallest, "max_tiles": most, "crop_ratio": ratio})
-    places = np.empty((1, height, width), np.bool_)
+    places = np.empty((1, height, width), np.uint8)
     theirs = module.Gemma3ImageProcessorPil().pan_and_scan(places, smallest, most, ratio)
     crops = [(*_corner(part, places), part.shape[2], part.shape[1]) for part in theirs]
     fit = fit_of(width, height, spec)
