@@ -36,12 +36,20 @@ class _Set:
     """Of a shard."""
     write: Callable[[Path, int], None]
     suffix: str
+    shuffle_rows: int = 1
 
 
 SETS = (
     _Set(title="MDS", rows=320, write=write_mds, suffix="mds"),
     _Set(title="tar", rows=100, write=write_tars, suffix="tar"),
     _Set(title=f"Parquet, {ROW_GROUP} rows a group", rows=320, write=write_parquet, suffix="parquet"),
+    _Set(
+        title=f"Parquet, {ROW_GROUP} rows a group, shuffle_rows: {ROW_GROUP}",
+        rows=320,
+        write=write_parquet,
+        suffix="parquet",
+        shuffle_rows=ROW_GROUP,
+    ),
 )
 
 
@@ -73,8 +81,9 @@ class _Site:
 def sections(folder: Path, *, rounds: int) -> list[Section]:
     """Write few shards of each format into `folder`, serve each set as NUM_SHARDS, and have the first batches come from cold."""
     for one in SETS:
-        progress(f"remote: writing {one.title}")
-        one.write(folder / one.suffix, one.rows)
+        if not (folder / one.suffix).exists():
+            progress(f"remote: writing {one.title}")
+            one.write(folder / one.suffix, one.rows)
     firsts: dict[str, list[_First]] = {one.title: [] for one in SETS}
     longer: dict[str, list[_First]] = {one.title: [] for one in SETS}
     peers: list[_First] = []
@@ -142,7 +151,8 @@ def _ours(site: _Site, cache: Path, one: _Set, *, steps: int) -> _First:
     with services([arguments] * PREPROCESSORS) as running:
         site.counts()
         begun_s = time.perf_counter()
-        job = running.submit(job_spec(f"{site.url}/{one.suffix}/", epochs=None, steps=steps))  # type: ignore[arg-type]
+        order = {"epochs": None, "steps": steps, "shuffle_rows": one.shuffle_rows}
+        job = running.submit(job_spec(f"{site.url}/{one.suffix}/", **order))  # type: ignore[arg-type]
         with trainer.connect(running.endpoint, job=job) as loader:
             step = next(iter(loader))
             num_samples = 0

@@ -35,6 +35,8 @@ MAX_PATH = 4_096
 """Most characters of a path or URL: the operating system's own limit."""
 MAX_SHUFFLE_SHARDS = 65_536
 """Most shards that are shuffled together: the rows of all of them are counted before the first step."""
+MAX_SHUFFLE_ROWS = 1 << 20
+"""Most neighbouring rows that stay together when samples are shuffled: as many as pyarrow's largest row groups have."""
 MAX_PART_SAMPLES = 4_096
 """Most samples of a part, the unit of decoding and fetching."""
 MAX_TOKENS = 1 << 24

@@ -33,17 +33,22 @@ class ImageSpec(SpecSection):
 
     patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
     merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
-    fit: Literal["area", "longest_side", "square", "tiles", "split"] = "area"
+    fit: Literal["area", "longest_side", "square", "tiles", "split", "crops"] = "area"
     """What size an image gets. area: one of min_pixels to max_pixels with nearly its own aspect ratio, as in Qwen2-VL.
     longest_side: its own, with sides of at most `longest_side`, as in Pixtral. square: `side` x `side`, as in Gemma 3. tiles: at
     most `max_tiles` tiles of `side` x `side`, and then the whole image as one more, as in InternVL. split: the longer side
-    becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. To an encoder each
-    tile is an image."""
+    becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. crops: the whole
+    image as for square, and then at most `max_tiles` crops along its longer side, as in Gemma 3's pan and scan. To an encoder
+    each tile or crop is an image."""
     side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 448
     """Sides in pixels of a square or of a tile."""
     longest_side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 1024
     max_tiles: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 12
-    """Most tiles of an image, without the whole image behind them; for `fit: tiles`."""
+    """Most tiles or crops of an image, without the whole image beside them; for `fit: tiles` and `fit: crops`."""
+    crop_ratio: Annotated[float, Field(ge=1)] = 1.2
+    """For `fit: crops`: how many times as long as the other one a side must be for an image to get crops."""
+    min_crop_side: Annotated[int, Field(ge=2)] = 256
+    """For `fit: crops`: least side of a crop in pixels; an image that is too small for that gets none."""
     resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
     """Filter that images are resized with, as Pillow has it."""
     min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
@@ -73,12 +78,15 @@ class ImageSpec(SpecSection):
     @model_validator(mode="after")
     def _tiles_are_whole_tokens(self) -> Self:
         patches = self.side // self.patch
-        if self.fit in ("square", "tiles", "split") and (patches == 0 or patches % self.merge):
+        if self.fit in ("square", "tiles", "split", "crops") and (patches == 0 or patches % self.merge):
             raise ValueError(
                 f"side ({self.side}) has {patches} patches of {self.patch} pixels, which is no multiple of merge ({self.merge})"
             )
-        if self.fit == "tiles" and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
-            raise ValueError(f"{self.max_tiles} tiles of side {self.side} have more than {limits.MAX_PIXELS} pixels: lower one")
+        if self.fit in ("tiles", "crops") and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
+            tiles = f"{self.max_tiles} {self.fit} of side {self.side}"
+            raise ValueError(f"{tiles} have more than {limits.MAX_PIXELS} pixels: lower one")
+        if self.fit == "crops" and self.min_crop_side < self.max_tiles:
+            raise ValueError(f"min_crop_side ({self.min_crop_side}) is below max_tiles ({self.max_tiles}): raise it")
         return self
 
 
@@ -181,6 +189,9 @@ class JobSpec(SpecSection):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
+    shuffle_rows: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_ROWS)] = 1
+    """Number of neighbouring rows of a shard that stay together, in their order, where samples are shuffled: rows 0 to n - 1, n
+    to 2 n - 1, and so on. With the rows of a Parquet row group, each group of a remote shard is read once for all of them."""
     shuffle: bool = True
     """False: each source gives its shards by name and their samples as they stand in them, in every epoch, as to evaluate."""
     strategy: str = "auto"

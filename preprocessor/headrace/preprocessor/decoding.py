@@ -281,7 +281,12 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
 def _token_grid(grid: image.Grid, merge: int) -> TokenGrid:
     """Return how the tokens of an image with this patch grid are arranged."""
     return TokenGrid(
-        height=grid.height // merge, width=grid.width // merge, rows=grid.rows, columns=grid.columns, whole=grid.whole
+        height=grid.height // merge,
+        width=grid.width // merge,
+        rows=grid.rows,
+        columns=grid.columns,
+        whole=grid.whole,
+        crops=grid.crops,
     )
 
 

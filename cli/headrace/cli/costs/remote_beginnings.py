@@ -53,7 +53,7 @@ class Beginnings:
             file.fetch_whole()
         return file
 
-    def open_in_parts(self, url: str) -> Blob:
+    def open_in_parts(self, url: str, *, grouped: bool = False) -> Blob:  # noqa: ARG002 - it reads beginnings only
         """Open the same: nothing is fetched before it is read."""
         return self.open(url)
 

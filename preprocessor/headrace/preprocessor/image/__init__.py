@@ -27,6 +27,7 @@ All functions are pure and thread-safe, and the interpreter lock is released nea
 from __future__ import annotations
 
 import logging
+import math
 from functools import cache
 from importlib.metadata import version
 
@@ -37,7 +38,7 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.decode_memory import room_for
 from headrace.preprocessor.image import jpeg, reference, resample
 from headrace.preprocessor.image.decode_cost import check_cost, decode_bytes
-from headrace.preprocessor.image.fit import Fit, fit_of, smart_resize
+from headrace.preprocessor.image.fit import Crop, Fit, fit_of, smart_resize
 from headrace.preprocessor.image.grid import Grid, reduction
 from headrace.preprocessor.image.header import Header, parse
 from headrace.preprocessor.image.scratch import Scratch
@@ -72,7 +73,11 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
     scale = reduction(*header.upright, fit.sizes[0], spec) if header.plain_jpeg else 1
     with room_for(decode_bytes(header, spec)):
         pixels = _read(data, header, spec, _scratch, scale)
-        _cut(pixels, _box(header, scale), fit, spec, patches.reshape(grid.tiles, -1, patches.shape[1]))
+        tiles = patches.reshape(grid.tiles, -1, patches.shape[1])
+        if fit.crops:
+            _cut_crops(pixels, _box(header, scale), fit, spec, scale, tiles)
+        else:
+            _cut(pixels, _box(header, scale), fit, spec, tiles)
         del pixels  # freed before other threads get the room
     return patches, grid
 
@@ -146,6 +151,27 @@ def _cut(pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec
     if fit.whole is not None:
         source, part = (pixels, box) if fit.whole == "original" else (resized, None)
         _to_patches(resample.resize(source, width, height, other, part, spec.resample), spec, out[-1])
+
+
+def _cut_crops(
+    pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec, scale: int, out: NDArray[np.uint8]
+) -> None:
+    """Resize the `box` of an image's pixels, and then each crop of it, into `out`: (1 + crops, patches, values)."""
+    _to_patches(resample.resize(pixels, *fit.tile, _other_scratch, box, spec.resample), spec, out[0])
+    for crop, tile in zip(fit.crops, out[1:], strict=True):
+        part, within = _part(pixels, box, crop, scale)
+        _to_patches(resample.resize(part, *fit.tile, _other_scratch, within, spec.resample), spec, tile)
+
+
+def _part(pixels: NDArray[np.uint8], box: resample.Box, crop: Crop, scale: int) -> tuple[NDArray[np.uint8], resample.Box]:
+    """Return a copy of the pixels of a crop, and where it lies in them: its edges may cut through a pixel.
+
+    The image lies in the `box` of `pixels`. Pixels beside the crop are left out, as a filter would mix them in.
+    """
+    left, top, width, height = (place + side / scale for place, side in zip((box.left, box.top, 0, 0), crop, strict=True))
+    first_row, first_column = math.floor(top), math.floor(left)
+    part = pixels[first_row : math.ceil(top + height), first_column : math.ceil(left + width)]
+    return np.ascontiguousarray(part), resample.Box(left - first_column, top - first_row, width, height)
 
 
 def _to_patches(pixels: NDArray[np.uint8], spec: ImageSpec, out: NDArray[np.uint8]) -> None:

@@ -39,4 +39,5 @@ def decode_bytes(header: Header, spec: ImageSpec) -> int:
     for new_width, new_height in (*fit.sizes, *([fit.tile] if fit.whole else [])):
         resizing = max(resizing, held + max(old_width * new_height, old_height * new_width) + new_width * new_height)
         held, old_width, old_height = pixels + new_width * new_height, new_width, new_height
-    return round(max(decoding, 4 * resizing)) + 3 * spec.patch**2 * fit.grid(spec.patch).patches
+    copied = max((crop_width * crop_height for _, _, crop_width, crop_height in fit.crops), default=0) / scale**2
+    return round(max(decoding, 4 * (resizing + copied))) + 3 * spec.patch**2 * fit.grid(spec.patch).patches

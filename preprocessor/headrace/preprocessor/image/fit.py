@@ -5,6 +5,7 @@ Each rule is that of a published image processor, and gives the same sizes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,12 +17,18 @@ from headrace.spec import ImageSpec
 Size = tuple[int, int]
 """(width, height) in pixels."""
 
+Crop = tuple[int, int, int, int]
+"""(left, top, width, height) of a part of an image in pixels."""
+
 _LONGEST = 4096  # the side that Idefics 3 never exceeds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """What becomes of an image: it is resized to each of `sizes` in turn, and the last result is cut into tiles, row by row."""
+    """What becomes of an image: it is resized to each of `sizes` in turn, and the last result is cut into tiles, row by row.
+
+    With `crops` it is cut first: each crop, and the whole image in front of them, is resized to the size of a tile.
+    """
 
     sizes: tuple[Size, ...]
     rows: int = 1
@@ -29,6 +36,8 @@ class Fit:
     columns: int = 1
     whole: Literal["original", "resized"] | None = None
     """What is resized to the size of a tile and put behind the tiles, if anything: the image or the last result."""
+    crops: tuple[Crop, ...] = ()
+    """The parts of the image that become tiles, row by row."""
 
     @property
     def tile(self) -> Size:
@@ -40,7 +49,12 @@ class Fit:
         """Return the patch grid; pixels of a tile behind its last whole patch are left out, as by a convolution."""
         width, height = self.tile
         return Grid(
-            height=height // patch, width=width // patch, rows=self.rows, columns=self.columns, whole=self.whole is not None
+            height=height // patch,
+            width=width // patch,
+            rows=self.rows,
+            columns=self.columns,
+            whole=self.whole is not None,
+            crops=bool(self.crops),
         )
 
 
@@ -57,6 +71,8 @@ def fit_of(width: int, height: int, spec: ImageSpec) -> Fit:
             return _tiles(width, height, spec.side, spec.max_tiles)
         case "split":
             return _split(width, height, spec.side, spec.longest_side)
+        case "crops":
+            return _crops(width, height, spec)
 
 
 def smart_resize(width: int, height: int, spec: ImageSpec) -> Size:
@@ -113,6 +129,23 @@ def _split(width: int, height: int, side: int, longest: int) -> Fit:
     is_whole = (wide, high) == (side, side)
     sizes = (size, (wide, high)) if size != (wide, high) else (size,)
     return Fit(sizes=sizes, rows=high // side, columns=wide // side, whole=None if is_whole else "resized")
+
+
+def _crops(width: int, height: int, spec: ImageSpec) -> Fit:
+    """Cut an image along its longer side, if that is long enough: Gemma 3 (arXiv:2503.19786, 2.1, "pan and scan").
+
+    Crops are of one size, rounded up, of which the last one lacks what is behind the edge.
+    """
+    longer, ratio = max(width, height), max(width / height, height / width)
+    number = min(max(2, min(longer // spec.min_crop_side, math.floor(ratio + 0.5))), spec.max_tiles)
+    columns, rows = (number, 1) if width >= height else (1, number)
+    wide, high = math.ceil(width / columns), math.ceil(height / rows)
+    if ratio < spec.crop_ratio or min(wide, high) < spec.min_crop_side:
+        return Fit(sizes=((spec.side, spec.side),))
+    corners = itertools.product(range(0, rows * high, high), range(0, columns * wide, wide))
+    parts = tuple((left, top, min(wide, width - left), min(high, height - top)) for top, left in corners)
+    sizes = ((spec.side * columns, spec.side * rows),)
+    return Fit(sizes=sizes, rows=rows, columns=columns, whole="original", crops=parts)
 
 
 def _with_longest(width: int, height: int, longest: int) -> Size:

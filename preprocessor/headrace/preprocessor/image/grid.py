@@ -22,7 +22,9 @@ class Grid:
     """Number of rows of tiles."""
     columns: int = 1
     whole: bool = False
-    """Whether the whole image follows the tiles, as one more of them."""
+    """Whether the whole image follows the tiles, as one more of them; it is in front of crops."""
+    crops: bool = False
+    """Whether the tiles are crops."""
 
     @property
     def tiles(self) -> int:

@@ -84,7 +84,7 @@ def _open_whole(url: str, source: SourceSpec, cache: BlobCache | None) -> Shard:
         cache = cache or default_cache()
     if url.endswith(".parquet"):
         return TableShard(ParquetShard(url, cache), url, source, cache)
-    if url.endswith(".arrow"):
+    if url.endswith((".arrow", ".feather")):
         return TableShard(ArrowShard(url, cache), url, source, cache)
     rows = plain_name(url)
     if rows.endswith((".jsonl", ".ndjson")):

@@ -4,9 +4,9 @@
     message: ff ff ff ff | size of the metadata, 32 bits | metadata, a flatbuffer | the body, of a size that the metadata tell
 
 The messages are walked when the file is opened. To read a row, the bytes of its batch are mapped into memory, of which only the
-pages with the row are read; files that are not on a local disk are read by the whole batch. The file format (ARROW1),
-which is the stream between two marks, is read too, and so are batches with packed buffers, if they are small: to read a row, all
-of its batch is unpacked. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
+pages with the row are read; files that are not on a local disk are read by the whole batch. The file format (ARROW1), which
+pandas calls Feather, is the stream between two marks, and is read too. So are batches with packed buffers, if they are small: to
+read a row, all of its batch is unpacked. Formats: Arrow Columnar Format, "IPC Streaming Format"; FlatBuffers, "Internals".
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, NumberedShard, 
 from headrace.preprocessor.sources.blob import Blob, BlobCache, open_blob
 from headrace.quarantine import BadSampleError, Reason, Rejected
 
-_FILE_MAGIC = b"ARROW1"
+_FILE_MAGIC, _OLD_MAGIC = b"ARROW1", b"FEA1"
 _MESSAGE = struct.Struct("<Ii")
 _CONTINUES = 0xFFFFFFFF
 _MAX_METADATA = 64 * 2**20
@@ -115,7 +115,10 @@ class ArrowShard(NumberedShard):
 
 def _messages(blob: Blob) -> Iterator[pa.Schema | _Batch]:
     """Yield the schema and the batches of a stream. Raises BadSampleError behind the last sound message of a damaged one."""
-    offset = 8 if blob.pread(0, len(_FILE_MAGIC)) == _FILE_MAGIC else 0
+    magic = blob.pread(0, len(_FILE_MAGIC))
+    if magic.startswith(_OLD_MAGIC):
+        raise _corrupt("it is Feather of version 1, which is not Arrow: write it again with pandas, or as Parquet")
+    offset = 8 if magic == _FILE_MAGIC else 0
     while offset < blob.size:
         head = blob.pread(offset, _MESSAGE.size)
         if len(head) < _MESSAGE.size:

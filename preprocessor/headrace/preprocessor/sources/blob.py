@@ -221,8 +221,8 @@ class BlobCache(Protocol):
     def open(self, url: str) -> Blob:
         """Open the file at `url`, all of which will be read. Raises DatasetError where it cannot be read."""
 
-    def open_in_parts(self, url: str) -> Blob:
-        """Open the same, of which only parts will be read, at least for now."""
+    def open_in_parts(self, url: str, *, grouped: bool) -> Blob:
+        """Open the same, of which only parts will be read, at least for now. `grouped`: a sample with those beside it."""
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more."""
@@ -234,17 +234,18 @@ class BlobCache(Protocol):
         """Open the file under `key`, made of the file at `url` by `fill` if it is not there; None where there is no room."""
 
 
-def open_blob(url: str, cache: BlobCache | None = None, *, in_parts: bool = False) -> Blob:
+def open_blob(url: str, cache: BlobCache | None = None, *, in_parts: bool = False, grouped: bool = False) -> Blob:
     """Open the file at a local path or fsspec URL, a remote one through `cache` if there is one.
 
-    `in_parts`: only parts of it will be read. Raises DatasetError where the file cannot be opened or headrace.preprocessor.access
-    forbids it.
+    `in_parts`: only parts of it will be read. `grouped`: and each sample with those beside it.
+
+    Raises DatasetError where the file cannot be opened or headrace.preprocessor.access forbids it.
     """
     path = local_path(url)
     if path is None:
         if cache is None:
             return RemoteBlob(url)
-        return cache.open_in_parts(url) if in_parts else cache.open(url)
+        return cache.open_in_parts(url, grouped=grouped) if in_parts else cache.open(url)
     try:
         return LocalBlob(access.open_local(path), url)
     except OSError as err:

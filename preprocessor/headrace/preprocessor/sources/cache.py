@@ -85,12 +85,15 @@ class ShardCache:
         """Open the shard at `url`, downloading it first if it is not cached. Raises DatasetError where that fails."""
         return self._open_whole(self._describe(url))
 
-    def open_in_parts(self, url: str) -> Blob:
-        """Open the shard at `url` without downloading it, unless it is small. Raises DatasetError where that fails."""
+    def open_in_parts(self, url: str, *, grouped: bool = False) -> Blob:
+        """Open the shard at `url` without downloading it, unless it is small. `grouped`: see PartialBlob.
+
+        Raises DatasetError where that fails.
+        """
         file = self._describe(url)
         if file.size is None or file.size <= WHOLE_BYTES or not sends_ranges(url) or self._path(file.key).exists():
             return self._open_whole(file)
-        return PartialBlob(file, self._retry, functools.partial(self._open_whole, file))
+        return PartialBlob(file, self._retry, functools.partial(self._open_whole, file), grouped=grouped)
 
     def _open_whole(self, file: RemoteFile) -> Blob:
         blob = CachedBlob(self, file)

@@ -22,10 +22,11 @@ _ROWS = {".jsonl": "JSONL", ".ndjson": "JSONL", ".json": "JSON", ".csv": "CSV", 
 _PACKED = {f"{end}{packing}": kind for end, kind in _ROWS.items() for packing in (".gz", ".zst", ".zstd", ".bz2")}
 _NAMED = {"LitData": litdata.CHUNK, "Lance": lance_table.FRAGMENT}
 """Formats whose shards are told by other parts of their names than their ends."""
-_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".arrow": "Arrow"} | _ROWS | _PACKED
+_OTHERWISE = {".tar.zst": "tar", ".tar.bz2": "tar", ".arrow": "Arrow", ".feather": "Arrow"} | _ROWS | _PACKED
 _FORMATS = _OTHERWISE | _FIRST
 SUFFIXES = tuple(_FORMATS)
-ENDS = f"{', '.join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), '.arrow'])}, also packed as .gz, .zst or .bz2"
+_UNPACKED = ", ".join([*_FIRST, *(end for end in _ROWS if end not in _FIRST), ".arrow", ".feather"])
+ENDS = f"{_UNPACKED}, also packed as .gz, .zst or .bz2"
 """The ends of shards' names, in words; LitData's chunks and Lance's fragments have names of their own."""
 
 # Files with the suffix of a shard that other tools write beside their shards.
@@ -37,7 +38,6 @@ _MEDIA = tuple(f".{extension}" for extension in sorted(IMAGE_EXTENSIONS | AUDIO_
 _REMEDIES = {
     "TFRecord": (r"\.tfrecords?(?:-\d+-of-\d+)?(?:\.gz)?$", "write them as WebDataset tars"),
     "Megatron's indexed tokens": (r"\.idx$", "give the texts that they were made from, as JSONL or Parquet"),
-    "Feather": (r"\.feather$", "write them as Parquet"),
     "ORC": (r"\.orc$", "write them as Parquet"),
     "zip": (r"\.zip$", "unpack them, or write them as tars"),
     "HDF5": (r"\.(?:h5|hdf5)$", "write them as Parquet or WebDataset tars"),

@@ -68,7 +68,7 @@ class ParquetShard(NumberedShard):
         self._serial = next(SERIALS)
         self.num_rows = 0
         self.rejected = ()
-        self._blob = open_blob(url, cache, in_parts=True)
+        self._blob = open_blob(url, cache, in_parts=True, grouped=True)
         self._blob.prefetch([(max(0, self._blob.size - FOOTER_BYTES), self._blob.size)])
         failure = _cut_short(self._blob)
         if failure is None:

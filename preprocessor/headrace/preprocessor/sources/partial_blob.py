@@ -2,7 +2,8 @@
 
 prefetch   spans that will be read are asked for side by side, and wait in memory (pieces.py)
 pread      a piece that is there or on its way, else a request of its own; reading on and on asks for more at a time
-whole      once SHARE of the file has been read by ranges, the file is downloaded into the cache in the background
+whole      once SHARE of the file has been read by ranges (GROUPED_SHARE where samples come in groups), the file is downloaded
+           into the cache in the background
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 
 SHARE = 1 / 8
 """Of a file, read by ranges, from which the whole of it is downloaded: no more than that is fetched twice."""
+GROUPED_SHARE = 1 / 2
+"""The same of a file in which a sample is read with those beside it, as in a row group of Parquet: what has been read then says
+little of how many samples are wanted."""
 FIRST_BYTES = 16 * 2**10
 """Read with the first bytes of a file: where an index stands there, mostly all of it."""
 WINDOW_BYTES = 2 * 2**10
@@ -45,13 +49,17 @@ _serials = itertools.count()
 class PartialBlob(Blob):
     """A remote file, read by ranges or, where it has been fetched meanwhile, from the cache. Thread-safe."""
 
-    def __init__(self, file: RemoteFile, retry: Retry, fetch: Callable[[], Blob]) -> None:
-        """`file` must be of a known size. `fetch` downloads it into the cache, if that has room for it, and opens it."""
+    def __init__(self, file: RemoteFile, retry: Retry, fetch: Callable[[], Blob], *, grouped: bool = False) -> None:
+        """`file` must be of a known size. `fetch` downloads it into the cache, if that has room for it, and opens it.
+
+        `grouped`: a sample is read with those beside it.
+        """
         assert file.size is not None, "a file of unknown size is fetched whole"
         self.size = file.size
         self._file = file
         self._ranged = RangedFile(file, retry)
         self._fetch = fetch
+        self._most_in_ranges = (GROUPED_SHARE if grouped else SHARE) * file.size
         self._whole: Blob | None = None
         self._serial = next(_serials)
         self._lock = threading.Lock()
@@ -169,7 +177,8 @@ class PartialBlob(Blob):
             return self._whole.pread(start, stop - start)
         with self._lock:
             self._read_bytes += 0 if is_overhead else stop - start
-            is_due = self._read_bytes > SHARE * self.size and not self._is_fetching and time.monotonic() > self._not_before_s
+            is_due = self._read_bytes > self._most_in_ranges and not self._is_fetching
+            is_due &= time.monotonic() > self._not_before_s
             self._is_fetching |= is_due
         if is_due:
             in_background(weakref.WeakMethod(self._fetch_in_background))

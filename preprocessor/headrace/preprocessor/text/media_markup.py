@@ -18,7 +18,9 @@ class TokenGrid:
     """Number of rows of tiles."""
     columns: int = 1
     whole: bool = False
-    """Whether the tokens of the whole image follow those of its tiles, as one more tile."""
+    """Whether the tokens of the whole image follow those of its tiles, as one more tile; they are in front of crops."""
+    crops: bool = False
+    """Whether the tiles are crops."""
 
 
 MediumTokens = int | TokenGrid
@@ -41,11 +43,23 @@ class Markup:
     the tokens of the whole image alone. Empty: the tokens of tiles follow each other."""
     tile_row_end: str = ""
     """Markup behind each row of tiles, and once more behind the last one."""
+    before_whole: str = ""
+    """Text in front of an image that is followed by crops. `before` and `behind` are then around it and around each crop."""
+    before_crops: str = ""
+    """Text between such an image and its crops. Empty: their tokens follow each other."""
+    crop_gap: str = " "
+    """Text between two crops."""
 
     def pieces(self, tokens: MediumTokens, number: int = 1) -> Iterator[str | int]:
         """Yield markup, and numbers of placeholders between it, for one medium."""
         grid = tokens if isinstance(tokens, TokenGrid) else TokenGrid(height=1, width=tokens)
         tiles = grid.rows * grid.columns + grid.whole
+        if self.before_crops and grid.crops:
+            one, gaps = TokenGrid(height=grid.height, width=grid.width), (self.crop_gap,) * (tiles - 2)
+            for text in (self.before_whole, self.before_crops, *gaps):
+                yield text
+                yield from self.pieces(one, number)
+            return
         if self.tile and grid.whole:
             for row in range(grid.rows):
                 for column in range(grid.columns):

@@ -84,7 +84,13 @@ class CountedShards:
         ]
         spec = self._spec
         return GlobalOrder(
-            sources, self.num_rows, seed=spec.seed, shuffle_shards=spec.shuffle_shards, shuffle=spec.shuffle, changes=changes
+            sources,
+            self.num_rows,
+            seed=spec.seed,
+            shuffle_shards=spec.shuffle_shards,
+            shuffle_rows=spec.shuffle_rows,
+            shuffle=spec.shuffle,
+            changes=changes,
         )
 
 

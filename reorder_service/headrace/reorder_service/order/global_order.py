@@ -1,8 +1,8 @@
 """The global order: which sample stands at which place, as a pure function of manifest, weights, seed and epoch.
 
 In each epoch the shards of a source are shuffled and cut into blocks of `shuffle_shards`, and the samples of a block are shuffled
-together; without shuffling, shards and rows stay in the order of the manifest. order.mixture mixes the sources. Both allow random
-access, so a resumed job computes nothing twice.
+together: singly, or in runs of `shuffle_rows` neighbouring rows. Without shuffling, shards and rows stay in the order of the
+manifest. order.mixture mixes the sources. Both allow random access, so a resumed job computes nothing twice.
 
 The order of the shards depends on nothing of their content but their number, and a place in the first epoch only on the rows of
 the blocks up to its own. So shards are counted block by block as places are asked for: `to_count` says which are needed. What is
@@ -64,13 +64,16 @@ def _key(*parts: object) -> int:
 class SourceOrder:
     """The order of one source's samples over its endless epochs."""
 
-    def __init__(self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int, shuffle: bool) -> None:
+    def __init__(
+        self, source: SourceShards, num_rows: Int64, *, seed: int, shuffle_shards: int, shuffle_rows: int, shuffle: bool
+    ) -> None:
         """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known, as for GlobalOrder."""
         self._source = source
         self._num_rows = num_rows
         self._seed = seed
         self._shuffle = shuffle
         self._shuffle_shards = shuffle_shards
+        self._shuffle_rows = shuffle_rows
         self._first = self._shuffled(0)
         self._ends = np.zeros(-(-len(self._first) // shuffle_shards), np.int64)  # end of each block of epoch 0, in samples
         self._num_known = 0  # how many leading blocks have all their shards counted
@@ -156,7 +159,12 @@ class SourceOrder:
         rows = np.arange(counts.sum(), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
         if not self._shuffle:
             return shards, rows
-        order = permutation(len(shards), _key(self._seed, self._source.name, epoch, block))
+        key = _key(self._seed, self._source.name, epoch, block)
+        begins = np.flatnonzero(rows % self._shuffle_rows == 0)  # of the runs of rows that stay together
+        lengths = np.diff(begins, append=len(rows))
+        runs = permutation(len(begins), key)
+        ends = np.cumsum(lengths[runs])
+        order = np.repeat(begins[runs] - ends + lengths[runs], lengths[runs]) + np.arange(len(rows))
         return shards[order], rows[order]
 
 
@@ -170,16 +178,19 @@ class GlobalOrder:
         *,
         seed: int,
         shuffle_shards: int,
+        shuffle_rows: int = 1,
         shuffle: bool = True,
         changes: Sequence[tuple[int, Weights]] = (),
     ) -> None:
         """`num_rows`: (N,) rows of every shard of the manifest, UNCOUNTED until it is known; its owner fills it in over time.
-        `shuffle`: False keeps shards and rows in order. `changes`: (place, weights of all sources from there on) each.
+        `shuffle_rows`: neighbouring rows of a shard that stay together. `shuffle`: False keeps shards and rows in order.
+        `changes`: (place, weights of all sources from there on) each.
 
         Raises ValueError where a source has no sample, or weights are invalid.
         """
         self._orders = [
-            SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle=shuffle) for source in sources
+            SourceOrder(source, num_rows, seed=seed, shuffle_shards=shuffle_shards, shuffle_rows=shuffle_rows, shuffle=shuffle)
+            for source in sources
         ]
         self._max_epochs = [source.max_epochs for source in sources]
         self._repetitions = [Fraction(str(source.repetitions)) for source in sources]  # as it is written: 0.29 * 100 are 29

@@ -23,6 +23,7 @@ from headrace.spec import ImageSpec
 Pixels = NDArray[np.uint8]
 
 GEMMA = ImageSpec(fit="square", side=896, patch=14, merge=4, resample="bilinear")
+GEMMA_CROPS = ImageSpec(fit="crops", side=896, patch=14, merge=4, max_tiles=4, resample="bilinear")
 INTERN = ImageSpec(fit="tiles", side=448, patch=14, merge=2)
 PIXTRAL = ImageSpec(fit="longest_side", longest_side=1024, patch=16, merge=1)
 MISTRAL_SMALL = ImageSpec(fit="longest_side", longest_side=1540, patch=14, merge=2)
@@ -30,11 +31,18 @@ SMOL = ImageSpec(fit="split", side=512, longest_side=2048, patch=16, merge=4, re
 SIGLIP = ImageSpec(fit="split", side=384, longest_side=1536, patch=14, merge=3, resample="lanczos")
 PUBLISHED = {
     "gemma3": GEMMA,
+    "gemma3-crops": GEMMA_CROPS,
     "internvl": INTERN,
     "pixtral": PIXTRAL,
     "mistral-small": MISTRAL_SMALL,
     "smolvlm": SMOL,
     "smolvlm-384": SIGLIP,
+}
+PAN_AND_SCAN: dict[str, Any] = {
+    "do_pan_and_scan": True,
+    "pan_and_scan_min_crop_size": 256,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
 }
 SIZES = ((640, 427), (427, 640), (500, 500), (1600, 300), (90, 800), (33, 21), (1024, 768), (448, 896), (1300, 1301))
 SIDES = st.integers(1, 3000)
@@ -50,6 +58,7 @@ def theirs(name: str) -> Callable[[Image.Image], list[Pixels]]:
 
     made: dict[str, Any] = {
         "gemma3": lambda: Gemma3ImageProcessorPil(size={"height": 896, "width": 896}),
+        "gemma3-crops": lambda: Gemma3ImageProcessorPil(size={"height": 896, "width": 896}, **PAN_AND_SCAN),
         "internvl": lambda: GotOcr2ImageProcessorPil(size={"height": 448, "width": 448}, crop_to_patches=True),
         "pixtral": PixtralImageProcessorPil,
         "mistral-small": lambda: PixtralImageProcessorPil(size={"longest_edge": 1540}, patch_size=28),
@@ -127,6 +136,37 @@ def test_sizes_are_those_of_pixtral_and_smolvlm(width: int, height: int) -> None
     assert fit_of(width, height, SMOL).sizes[0] == (wide, high)
 
 
+@given(width=SIDES, height=SIDES, smallest=st.integers(16, 400), most=st.integers(1, 16), ratio=st.floats(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_crops_are_those_of_gemma(width: int, height: int, smallest: int, most: int, ratio: float) -> None:
+    module = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3")
+    spec = GEMMA_CROPS.model_copy(update={"min_crop_side": smallest, "max_tiles": most, "crop_ratio": ratio})
+    places = np.empty((1, height, width), np.uint8)
+    theirs = module.Gemma3ImageProcessorPil().pan_and_scan(places, smallest, most, ratio)
+    crops = [(*_corner(part, places), part.shape[2], part.shape[1]) for part in theirs]
+    fit = fit_of(width, height, spec)
+    assert list(fit.crops) == crops
+    assert fit.grid(14).tokens(4) == 256 * (1 + len(crops))
+
+
+def _corner(part: Pixels, whole: Pixels) -> tuple[int, int]:
+    """Where a view of (1, height, width) pixels of one byte begins: left, top."""
+    offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+    return offset % whole.shape[2], offset // whole.shape[2]
+
+
+def test_crops_of_a_reduced_jpeg_are_of_the_same_places() -> None:
+    width, height = 4001, 1501
+    file = io.BytesIO()
+    Image.fromarray(np.asarray(photo(64, 24).resize((width, height), Image.Resampling.BICUBIC))).save(file, "JPEG", quality=95)
+    spec = GEMMA_CROPS.model_copy(update={"side": 224})
+    full, grid = image.decode(file.getvalue(), spec)
+    reduced, _ = image.decode(file.getvalue(), spec.model_copy(update={"reduced_scale": True}))
+    assert grid.tiles == 4
+    assert not np.array_equal(full, reduced)
+    assert np.abs(full.astype(int) - reduced).max() < 12
+
+
 @pytest.mark.parametrize(("spec", "tokens"), [(GEMMA, 256), (INTERN, 13 * 256), (SMOL, 13 * 64), (SIGLIP, 13 * 81)])
 def test_a_landscape_has_the_published_number_of_tokens(spec: ImageSpec, tokens: int) -> None:
     size = (1600, 1200) if spec is not INTERN else (1200, 900)
@@ -141,11 +181,13 @@ def test_an_image_of_one_tile_is_not_there_twice() -> None:
 
 @given(width=SIDES, height=SIDES, name=st.sampled_from(list(PUBLISHED)))
 def test_memory_is_foreseen_for_all_that_is_resized(width: int, height: int, name: str) -> None:
-    """At least what the last size and its patches take, and the image."""
+    """At least what the last size and its patches take, and the image with a copy of the largest crop."""
     spec = PUBLISHED[name]
     fit = fit_of(width, height, spec)
     wide, high = fit.sizes[-1]
-    assert decode_bytes(Header(width=width, height=height), spec) >= 4 * (width * height + wide * high) + 3 * wide * high * 0.9
+    copied = max((crop[2] * crop[3] for crop in fit.crops), default=0)
+    taken = 4 * (width * height + copied + wide * high) + 3 * wide * high * 0.9
+    assert decode_bytes(Header(width=width, height=height), spec) >= taken
 
 
 @pytest.mark.parametrize(
@@ -154,6 +196,7 @@ def test_memory_is_foreseen_for_all_that_is_resized(width: int, height: int, nam
         ({"fit": "square", "side": 448, "patch": 14, "merge": 3}, "448. has 32 patches of 14 pixels, which is no multiple"),
         ({"fit": "tiles", "side": 10, "patch": 14}, "10. has 0 patches"),
         ({"fit": "tiles", "side": 4004, "patch": 14, "max_tiles": 12}, "12 tiles of side 4004 have more than"),
+        ({"fit": "crops", "min_crop_side": 11, "max_tiles": 12}, "min_crop_side .11. is below max_tiles .12."),
     ],
 )
 def test_sides_that_make_no_tokens_are_refused(fields: dict[str, Any], said: str) -> None:

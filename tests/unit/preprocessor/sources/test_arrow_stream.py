@@ -10,15 +10,17 @@ from typing import Any
 
 import fsspec
 import pyarrow as pa
+import pyarrow.feather as feather
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.preprocessor.sources import open_shard
+from headrace.preprocessor.sources import list_shards, open_shard
 from headrace.preprocessor.sources.arrow_stream import ArrowShard
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
+from headrace.spec import parse_spec
 from tests.http_site import Site
 
 RECORDS = [
@@ -64,6 +66,23 @@ def test_the_file_format_is_read_too(tmp_path: Path) -> None:
     with ArrowShard(path) as shard:
         assert [shard.read(row).fields for row in range(shard.num_rows)] == RECORDS
         assert shard.rejected == ()
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd", "uncompressed"])
+def test_feather_is_an_arrow_file(tmp_path: Path, source: SourceSpec, compression: str) -> None:
+    path = tmp_path / "a.feather"
+    feather.write_feather(pa.Table.from_pylist(RECORDS), str(path), compression=compression)
+    (listed,) = list_shards(parse_spec({"name": "j", "sources": [{"path": str(tmp_path)}]}))
+    assert listed.url == str(path)
+    with open_shard(listed.url, source) as shard:
+        assert [shard.read(row).fields for row in range(shard.num_rows)] == RECORDS
+
+
+def test_feather_of_the_first_version_is_refused_by_name(tmp_path: Path, source: SourceSpec) -> None:
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(60) + b"FEA1")
+    with open_shard(str(tmp_path / "a.feather"), source) as shard:
+        (rejected,) = shard.rejected
+    assert rejected.detail == "it is Feather of version 1, which is not Arrow: write it again with pandas, or as Parquet"
 
 
 def test_a_remote_stream(site: Site, cache: ShardCache) -> None:

@@ -76,6 +76,23 @@ def test_of_parquet_the_footer_and_a_row_group_are_read(site: Site, cache: Shard
     assert site.sent["s.parquet"] < 64 * 1024 + 2 * 5 * (ROW_BYTES + 100) < len(data) / 10
 
 
+@pytest.mark.usefixtures("inline")
+def test_row_groups_are_read_alone_until_half_of_the_file_was_read(site: Site, cache: ShardCache, source: SourceSpec) -> None:
+    """A few rows of a group say little of how much of the file is wanted."""
+    sink = pa.BufferOutputStream()
+    table = pa.table({"text": [f"c{row}" for row in range(ROWS)], "image": [bytes([row]) * ROW_BYTES for row in range(ROWS)]})
+    pq.write_table(table, sink, row_group_size=5, use_dictionary=False, compression="none")
+    site.files["s.parquet"] = data = sink.getvalue().to_pybytes()
+    with open_shard(f"{site.url}/s.parquet", source, cache) as shard:
+        for row in range(0, ROWS * 2 // 5, 5):
+            shard.read(row)
+        assert len(data) not in held(cache._directory)
+        for row in range(ROWS):
+            assert shard.read(row).fields["text"] == f"c{row}"
+        assert len(data) in held(cache._directory)
+    assert site.sent["s.parquet"] < 1.6 * len(data) + 64 * 1024
+
+
 def test_a_large_row_group_is_read_from_the_whole_file(
     site: Site, cache: ShardCache, source: SourceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

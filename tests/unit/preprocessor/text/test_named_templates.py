@@ -29,7 +29,7 @@ from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.spec import parse_spec
-from tests.unit.preprocessor.image.test_fit import encoded
+from tests.unit.preprocessor.image.test_fit import PAN_AND_SCAN, encoded
 from tests.unit.preprocessor.text.random_chats import Abilities, Chat, Chats
 
 transformers = pytest.importorskip("transformers")
@@ -42,12 +42,16 @@ TILES = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in r
 class Model:
     """A published model: its template, and how `transformers` prepares its input."""
 
+    template: str = ""
+    """The name of its template, where that is not the model's."""
     processor: Callable[[Any, str], Any]
     """Makes the processor of a tokenizer and a chat template."""
     chat_template: Callable[[], str]
     abilities: Abilities = field(default_factory=lambda: Abilities(images=True))
     job: dict[str, Any] = field(default_factory=dict)
     """The job's sections `image` and `audio`, as docs/data.md has them."""
+    images: dict[str, Any] = field(default_factory=dict)
+    """How the processor is to be called for images."""
     named: dict[str, str] = field(default_factory=dict)
     """Names that the tokenizer has for its tokens."""
     bos: str | None = None
@@ -102,7 +106,7 @@ def gemma3(tokenizer: Any, template: str) -> Any:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.gemma3.processing_gemma3 import Gemma3Processor
 
-    images = Gemma3ImageProcessorPil(size={"height": 896, "width": 896})
+    images = Gemma3ImageProcessorPil(size={"height": 8, "width": 8})  # an image has 256 tokens whatever its size
     return Gemma3Processor(image_processor=images, tokenizer=tokenizer, chat_template=template)
 
 
@@ -171,6 +175,17 @@ MODELS = {
         bos="<bos>",
         eos="<eos>",
     ),
+    "gemma3, crops": Model(
+        template="gemma3",
+        processor=gemma3,
+        images=PAN_AND_SCAN,
+        chat_template=published("gemma3"),
+        job={"image": {"fit": "crops", "side": 896, "patch": 14, "merge": 4, "max_tiles": 4, "resample": "bilinear"}},
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        bos="<bos>",
+        eos="<eos>",
+        largest=700,
+    ),
     "pixtral": Model(
         processor=pixtral,
         chat_template=published("pixtral"),
@@ -204,6 +219,7 @@ class Compared:
     def __init__(self, name: str, folder: Path) -> None:
         self.model = MODELS[name]
         folder = folder / name
+        name = self.model.template or name
         folder.mkdir()
         tokenizer = Tokenizer.from_file(str(BUNDLED))
         tokenizer.add_special_tokens(list(TEMPLATES[name].control))
@@ -227,7 +243,7 @@ class Compared:
     def expected(self, chat: Chat, media: list[Any]) -> list[int]:
         messages, template = [self._message(message) for message in chat.messages], self.model.chat_template()
         text = self.theirs.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        images = {"images": media, "images_kwargs": {"do_rescale": False, "do_normalize": False}}
+        images = {"images": media, "images_kwargs": {"do_rescale": False, "do_normalize": False} | self.model.images}
         kind = images if self.model.abilities.images else {"audio": media, "sampling_rate": 16_000}
         (ids,) = self.theirs(text=[text], add_special_tokens=False, **(kind if media else {}))["input_ids"]
         return [int(token) for token in ids]

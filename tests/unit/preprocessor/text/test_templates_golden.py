@@ -97,7 +97,7 @@ def test_images_have_as_many_tokens_as_the_processor_gives_them(stem: str) -> No
 def test_every_template_is_compared_with_transformers_and_has_a_name_in_the_spec() -> None:
     """By golden files here, or by the processors themselves in test_named_templates."""
     names = get_args(TextSpec.model_fields["template"].annotation)
-    compared = {golden["template"] for golden in GOLDEN.values()} | MODELS.keys()
+    compared = {golden["template"] for golden in GOLDEN.values()} | {model.template or name for name, model in MODELS.items()}
     assert set(names) - {"chat_template"} == set(TEMPLATES) == compared
 
 

@@ -127,6 +127,25 @@ def test_the_shuffle_stays_within_a_block_of_shards_and_shards_are_shuffled_too(
     assert rows != sorted(rows)
 
 
+@given(some_rows, st.integers(0, 2**40), st.integers(1, 9), st.integers(1, 5))
+def test_rows_that_stay_together_follow_one_another(rows: Rows, seed: int, shuffle_rows: int, shuffle_shards: int) -> None:
+    source = [[*counts] for counts in rows[:1]]
+    order = make_order(source, seed=seed, shuffle_shards=shuffle_shards, shuffle_rows=shuffle_rows)
+    for epoch in range(2):
+        size = order.num_samples(1)
+        found = places(order.refs(epoch * size, (epoch + 1) * size))
+        assert sorted(found) == [(shard, row) for shard, count in enumerate(source[0]) for row in range(count)]
+        for (shard, row), before in zip(found[1:], found, strict=False):
+            assert row % shuffle_rows == 0 or before == (shard, row - 1)
+
+
+def test_runs_of_rows_are_shuffled_over_the_shards_of_a_block() -> None:
+    order = make_order([[20] * 4], shuffle_shards=4, shuffle_rows=5)
+    runs = places(order.refs(0, 80))[::5]
+    assert runs != sorted(runs)
+    assert len({shard for shard, _ in runs[:4]}) > 1
+
+
 @given(some_rows, st.integers(1, 7), st.integers(0, 100))
 def test_without_shuffling_every_epoch_is_in_the_order_of_the_manifest(rows: Rows, shuffle_shards: int, start: int) -> None:
     order = make_order(rows, shuffle_shards=shuffle_shards, shuffle=False)
