@@ -92,6 +92,17 @@ class TrainStep:
         self._loss_sum += loss.loss_sum.detach()
         self._num_targets += loss.num_targets
 
+    def evaluate(self, microbatch: PackedMicrobatch) -> tuple[Tensor, int]:
+        """Return the loss sum of one microbatch, on the device, and its number of targets. Nothing is accumulated."""
+        training = self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad(), self._autocast:
+                loss = self._model(microbatch)
+        finally:
+            self._model.train(training)
+        return loss.loss_sum.double(), loss.num_targets
+
     def finish(self, learning_rate: float | None = None) -> StepResult:
         """Update the weights with the gradients accumulated on all ranks, and clear them for the next step.
 

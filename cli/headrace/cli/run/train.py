@@ -142,11 +142,11 @@ def run(args: argparse.Namespace) -> int:
     emulate.refuse_options(args)
     import os
 
-    from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.run.node_processes import own_process, processes_in, run_node
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
+    from headrace.jobs_client import JobsClient, state_name
     from headrace.observability import metrics, tracing
     from headrace.observability.logs import configure_logging
     from headrace.transport import base
