@@ -15,6 +15,8 @@ from headrace.user_document import SpecSection
 if TYPE_CHECKING:
     from headrace.spec import JobSpec
 
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+
 EVALUATION = "eval"
 MAX_NAME = 63  # of a job (`JobSpec.name`)
 WINDOW = 2
@@ -40,8 +42,8 @@ class ValidationSpec(SpecSection):
             for field, usual in _ONCE.items():
                 if (value := getattr(source, field)) != usual:
                     raise ValueError(
-                        f"source {source.name!r} has {field} {value}, but an evaluation has each sample of a validation set once: "
-                        f"leave {field} out"
+                        f"source {source.name!r} has {field} {value}, but an evaluation has each sample of a set once: leave "
+                        f"{field} out"
                     )
         return self
 

@@ -51,7 +51,7 @@ def test_jobs_are_submitted_watched_and_ended_from_python(job: trainer.LocalJob,
         watched = jobs.watch("other", every_s=0.01)
         assert not next(watched).is_over
         jobs.cancel("other")
-        assert [status for status in watched][-1].state == JobState.CANCELLED
+        assert list(watched)[-1].state == JobState.CANCELLED
         jobs.delete("other")
         with pytest.raises(NotFoundError, match="no job 'other'"):
             jobs.show("other")
@@ -107,4 +107,4 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    return not Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] == "Z"
+    return Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0] != "Z"
