@@ -18,6 +18,7 @@ from headrace.cli.example import example_data
 from headrace.errors import ConflictError, NotFoundError, UserError
 from headrace.jobs import Jobs, JobState
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process
 from headrace.spec import JobSpec, parse_spec
 from headrace.trainer.train import train
 from headrace.validation_spec import evaluation_of
@@ -160,3 +161,16 @@ def test_a_pipeline_reports_the_same(of_one_rank: list[tuple[str, ...]], calm: C
     assert trainers.wait(processes) == [0] * 5, processes[0].last_words()
     assert reported(processes[0].log.read_text()) == of_one_rank
     assert ledger_sha256(calm.ledger("pipeline")) == ledger_sha256(calm.ledger("one-rank"))
+
+
+@pytest.mark.slow
+def test_nodes_report_the_same(of_one_rank: list[tuple[str, ...]], calm: Cluster, spec: MakeSpec, tmp_path: Path) -> None:
+    job = calm.submit(spec("of-nodes", topology={"replicas": 1, "microbatches": 4, "stages": {"encoder": 1, "llm": 1}}))
+    (tmp_path / "nodes.yaml").write_text(json.dumps({"nodes": 4, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}))
+    arguments = ["train", "--endpoint", calm.endpoint, "--job", job, "--threads", "1", "--evaluate-every", "2"]
+    arguments += ["--nodes", str(tmp_path / "nodes.yaml")]
+    nodes = [calm.group.add(Process(name, [*arguments, "--node", name], tmp_path / f"{name}.log")) for name in "abcd"]
+    assert trainers.wait(nodes) == [0] * 4, nodes[0].last_words()
+    for node in nodes:
+        assert reported(node.log.read_text()) == of_one_rank
+    assert ledger_sha256(calm.ledger("of-nodes")) == ledger_sha256(calm.ledger("one-rank"))

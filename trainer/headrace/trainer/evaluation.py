@@ -17,6 +17,15 @@ Evaluate = Callable[[str], tuple[float, int]]
 """Evaluates a validation set by its name, and returns loss sum and number of targets over all ranks, which all call it."""
 
 
+def check_sets(spec: JobSpec, every: int | None) -> None:
+    """Raise UserError where evaluations are asked for (`every` is not None), but the job has no validation set."""
+    if every is not None and not spec.validation:
+        raise UserError(
+            f"evaluations every {every} steps are asked for, but job {spec.name!r} has no validation set: name one in "
+            "`validation:` of its spec"
+        )
+
+
 class Evaluations:
     """Evaluates all validation sets of a job before the first step, after every so many steps, and after the last one.
 
@@ -28,11 +37,7 @@ class Evaluations:
 
         Raises UserError where the job has no validation set to evaluate.
         """
-        if every is not None and not spec.validation:
-            raise UserError(
-                f"evaluations every {every} steps are asked for, but job {spec.name!r} has no validation set: name one in "
-                "`validation:` of its spec"
-            )
+        check_sets(spec, every)
         self._job, self._sets, self._every, self._run = spec.name, tuple(spec.validation), every, run
         self._evaluated: int | None = None  # number of steps before the last evaluation
         self._steps: int | None = None  # number of steps that are trained; None before the first one

@@ -214,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
                 "precision": args.precision,
                 "device": device,
                 "fresh_weights": args.fresh_weights,
+                "evaluate_every": args.evaluate_every,
             }
             if args.nodes is not None:
                 from headrace.trainer.recovery.node import train_recoverable
@@ -230,7 +231,6 @@ def run(args: argparse.Namespace) -> int:
                     **options,
                 )
                 return 0
-            options["evaluate_every"] = args.evaluate_every
             if args.hang_timeout is not None:
                 options["hang_timeout_s"] = args.hang_timeout
             if topology is None:
