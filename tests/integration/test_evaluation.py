@@ -165,12 +165,12 @@ def test_a_pipeline_reports_the_same(of_one_rank: list[tuple[str, ...]], calm: C
 
 @pytest.mark.slow
 def test_nodes_report_the_same(of_one_rank: list[tuple[str, ...]], calm: Cluster, spec: MakeSpec, tmp_path: Path) -> None:
+    """Also where one of them is taken for lost, as on a busy machine: the others then evaluate anew."""
     job = calm.submit(spec("of-nodes", topology={"replicas": 1, "microbatches": 4, "stages": {"encoder": 1, "llm": 1}}))
-    (tmp_path / "nodes.yaml").write_text(json.dumps({"nodes": 4, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}))
+    (tmp_path / "nodes.yaml").write_text(json.dumps({"nodes": 5, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}))
     arguments = ["train", "--endpoint", calm.endpoint, "--job", job, "--threads", "1", "--evaluate-every", "2"]
     arguments += ["--nodes", str(tmp_path / "nodes.yaml")]
-    nodes = [calm.group.add(Process(name, [*arguments, "--node", name], tmp_path / f"{name}.log")) for name in "abcd"]
-    assert trainers.wait(nodes) == [0] * 4, nodes[0].last_words()
-    for node in nodes:
-        assert reported(node.log.read_text()) == of_one_rank
+    nodes = [calm.group.add(Process(name, [*arguments, "--node", name], tmp_path / f"{name}.log")) for name in "abcde"]
+    assert trainers.wait(nodes) == [0] * 5, nodes[0].last_words()
+    assert {one for node in nodes for one in reported(node.log.read_text())} == set(of_one_rank)
     assert ledger_sha256(calm.ledger("of-nodes")) == ledger_sha256(calm.ledger("one-rank"))
