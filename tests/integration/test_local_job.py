@@ -14,7 +14,7 @@ import pytest
 
 from headrace import trainer
 from headrace.cli.example import example_data
-from headrace.errors import ConflictError, EndpointError, HeadraceError, NotFoundError, SpecError, UserError
+from headrace.errors import ConflictError, HeadraceError, NotFoundError, SpecError, UserError
 from headrace.jobs import Jobs, JobState
 from headrace.spec import parse_spec
 
@@ -61,7 +61,8 @@ def test_jobs_are_submitted_watched_and_ended_from_python(job: trainer.LocalJob,
             jobs.submit(parse_spec({"name": "local", "sources": [{"path": "elsewhere"}]}))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_services_end_with_the_process_that_started_them_however_it_ends(number: signal.Signals, tmp_path: Path) -> None:
     code = (
         "import sys, time, headrace.trainer\n"
@@ -85,7 +86,7 @@ def test_services_end_with_the_process_that_started_them_however_it_ends(number:
 
 def test_a_service_that_does_not_start_is_named_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADRACE_CLUSTER_TOKEN", "short")
-    with pytest.raises(HeadraceError, match=r"the reorder service did not start: .*\n  headrace reorder: .*16 characters"):
+    with pytest.raises(HeadraceError, match=r"the reorder service did not start: headrace reorder: .* at least 16"):
         trainer.local(example_data(), logs=tmp_path)
 
 
@@ -94,8 +95,6 @@ def test_bad_input_is_refused_before_anything_starts() -> None:
         trainer.local(example_data(), preprocessors=0)
     with pytest.raises(SpecError, match="globalbatch: there is no such field"):
         trainer.local(example_data(), globalbatch=3)
-    with pytest.raises(EndpointError), Jobs("127.0.0.1:1"):
-        pass
 
 
 def _children(pid: int) -> list[int]:

@@ -116,8 +116,8 @@ def _started(group: ProcessGroup, **options: Any) -> LocalServices:
         services.await_preprocessors()
     except HeadraceError as err:
         ended = (process for process in group.processes if process.exit_code() is not None)
-        lines = "".join(f"\n  {line}" for process in ended for line in process.last_lines(_LAST_LINES))
-        raise HeadraceError(f"{err}{lines}") from err
+        before = [line for process in ended for line in process.last_lines(_LAST_LINES)[:-1]]  # `err` has the last one
+        raise HeadraceError("\n  ".join([str(err), *before])) from err
     return services
 
 
