@@ -35,7 +35,7 @@ from engine import (
     wait_until,
 )
 
-from headrace.cli.run.processes import free_port
+from headrace.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent

@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 
-from headrace.cli.run.processes import free_port
+from headrace.processes import free_port
 
 NEAR = "127.0.0.2"  # for wires whose other ends are at the same ports of 127.0.0.1
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: what closes does not wait, it resets

@@ -25,7 +25,7 @@ from benchmarks.preprocess.services import Services, services
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import POLL_S, Process, ProcessGroup, torchrun_environments
+from headrace.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8

@@ -17,7 +17,7 @@ from benchmarks.gpu.target import Target
 from benchmarks.preprocess.services import Services, services
 from benchmarks.report import Row, at_least, at_most
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import POLL_S, Process, ProcessGroup, torchrun_environments
+from headrace.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 UNITS = ("encoder", "llm")

@@ -14,7 +14,7 @@ from benchmarks.preprocess.services import LONGEST_S, services
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import POLL_S, Process, ProcessGroup, torchrun_environments
+from headrace.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 UNITS = ("encoder", "llm")

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.preprocess.meter import Reading
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.jobs_client import JobsClient
+from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec
 
 STOP_TIMEOUT_S = 10.0

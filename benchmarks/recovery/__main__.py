@@ -28,8 +28,8 @@ from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace import rpc, trainer
 from headrace.cli.example import example_data
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup, free_port
+from headrace.jobs_client import JobsClient
+from headrace.processes import Process, ProcessGroup, free_port
 from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.spec import JobSpec, parse_spec
 

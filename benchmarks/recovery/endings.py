@@ -13,8 +13,8 @@ from benchmarks.recovery.training import PATIENCE_S, Services
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import ProcessGroup
 from headrace.errors import HeadraceError
+from headrace.processes import ProcessGroup
 from headrace.spec import parse_spec
 from tests.integration.faulty_trainer import FAULT_AT, FAULTY_RANK, NUM_RANKS, PLANNED, start_ranks
 

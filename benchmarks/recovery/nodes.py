@@ -17,7 +17,7 @@ from benchmarks.recovery import torchft as recovery_torchft
 from benchmarks.recovery.training import NUM_NODES, REPLICAS, Log, Services, kill
 from benchmarks.report import Rival, Row, Section, at_most
 from benchmarks.timing import progress
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.processes import Process, ProcessGroup
 
 KILL_GOAL_S, STOP_GOAL_S = 0.5, 2.0
 TORCHFT_GOAL = 0.9  # of its median

@@ -21,8 +21,8 @@ from statistics import mean, median, stdev
 from benchmarks.recovery.training import REPLICAS, Services
 from benchmarks.report import Row, at_most
 from benchmarks.timing import progress
-from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.errors import HeadraceError
+from headrace.processes import Process, ProcessGroup
 
 OVERHEAD_GOAL_PERCENT = 5.0
 _ORDER = (("nodes", "ranks"), ("ranks", "nodes")) * 2  # in which they are started

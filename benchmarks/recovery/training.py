@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 import yaml
 
 from headrace.cli.example import example_data
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
 from headrace.errors import HeadraceError
+from headrace.jobs_client import JobsClient
+from headrace.processes import Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 NUM_NODES = 6

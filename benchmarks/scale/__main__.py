@@ -35,8 +35,8 @@ from benchmarks.scale.workload import (
 )
 from benchmarks.timing import percentile, progress
 from headrace import rpc
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.jobs_client import JobsClient
+from headrace.processes import Process, ProcessGroup
 
 RANK_PROCESSES = 2
 GOAL_S = 0.1

@@ -21,8 +21,8 @@ from benchmarks.scale.light_clients import Client, job_spec
 from benchmarks.scale.workload import WINDOW
 from benchmarks.timing import percentile, progress
 from headrace import rpc
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.jobs_client import JobsClient
+from headrace.processes import Process, ProcessGroup
 from tests.redis_server import RedisServer
 
 RANKS, PREPROCESSORS = 10_000, 2_000

@@ -26,8 +26,8 @@ import redis
 from benchmarks.report import Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace import rpc
-from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
+from headrace.processes import Process, ProcessGroup
 from headrace.reorder_service.store.finished_jobs import Summary
 from headrace.reorder_service.store.job_keys import JOBS, job_key
 from headrace.reorder_service.store.progress import Amounts, StepRecord

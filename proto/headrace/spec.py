@@ -24,6 +24,7 @@ from headrace.topology_spec import TopologySpec
 from headrace.user_document import SpecSection, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
+from headrace.validation_spec import SetName, ValidationSpec, check_names
 
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 
@@ -181,6 +182,8 @@ class JobSpec(SpecSection):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=limits.MAX_SOURCES)]
+    validation: Annotated[dict[SetName, ValidationSpec], Field(default_factory=dict)]
+    """Validation sets by name, which are evaluated between steps (`StepLoader.evaluate`) and never trained on."""
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 32
     epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
     """Stop after this many epochs. None: after `steps`, or after one epoch if that is None too."""
@@ -277,6 +280,11 @@ class JobSpec(SpecSection):
         weighted = [source.weight is not None for source in self.sources]
         if any(weighted) and not all(weighted):
             raise ValueError("either every source has a weight or none has")
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_have_names(self) -> Self:
+        check_names(self.name, self.validation)
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ SOURCES = [path for folder in ROOTS for path in sorted(folder.rglob("*.py")) if 
 MAX_LINES = 400
 
 PUBLIC = {
-    "headrace.trainer": {"Microbatch", "Parallel", "Step", "StepLoader", "connect", "replan"},
+    "headrace.trainer": {"LocalJob", "Microbatch", "Parallel", "Step", "StepLoader", "connect", "local", "replan"},
     "headrace.reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
     "headrace.preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
 }

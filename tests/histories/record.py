@@ -18,10 +18,10 @@ from typing import Any
 import redis
 
 from headrace import trainer
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import ProcessGroup
 from headrace.execution_spec import ExecutionSpec
+from headrace.jobs_client import JobsClient
 from headrace.ledger import ledger_sha256
+from headrace.processes import ProcessGroup
 from headrace.topology_spec import TopologySpec
 from headrace.trainer.loading.session import SessionClient
 from headrace.trainer.recovery.membership_client import MembershipClient

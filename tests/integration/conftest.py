@@ -13,9 +13,9 @@ import pytest
 
 from headrace import rpc, trainer
 from headrace.cli.example import example_data
-from headrace.cli.jobs_client import JobsClient
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry, ledger_sha256
+from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec, parse_spec
 from tests.redis_server import RedisServer
 from tests.wire import free_ports
@@ -88,7 +88,7 @@ class Cluster:
             return list(client.ledger(job))
 
     def wait_for_state(self, job: str, state: str, timeout_s: float = 100.0) -> Any:
-        from headrace.cli.jobs_client import state_name
+        from headrace.jobs_client import state_name
 
         deadline = time.monotonic() + timeout_s
         with self.client() as client:

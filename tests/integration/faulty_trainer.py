@@ -17,8 +17,8 @@ import yaml
 from torch.nn.modules.module import register_module_forward_hook
 
 from headrace.cli.main import main
-from headrace.cli.run.processes import torchrun_environments
 from headrace.errors import UserError
+from headrace.processes import torchrun_environments
 from headrace.trainer.rank_progress import PROGRESS
 
 NUM_RANKS = 6

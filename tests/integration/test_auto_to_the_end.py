@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.processes import Process, ProcessGroup
 from headrace.trainer.pipeline.routes import Routes
 from tests.integration.trainers import losses, start
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.run.processes import ProcessGroup
+from headrace.processes import ProcessGroup
 from tests.integration.trainers import Units, start, wait
 
 pytestmark = pytest.mark.integration

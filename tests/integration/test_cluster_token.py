@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.run.processes import Process
 from headrace.cluster_token import TOKEN, TOKEN_FILE
 from headrace.errors import UnauthenticatedError
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process
 from tests.wire import free_ports
 
 pytestmark = pytest.mark.integration

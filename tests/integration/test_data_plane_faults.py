@@ -17,8 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace import trainer
 from headrace.cli.example import example_data
-from headrace.cli.run.processes import Process
 from headrace.observability import metrics
+from headrace.processes import Process
 from tests.http_site import Site, running_site
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.run.processes import Process
+from headrace.processes import Process
 
 pytestmark = pytest.mark.integration
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process, ProcessGroup
 from tests.integration.trainers import END_S, losses, start, wait
 
 pytestmark = pytest.mark.integration

@@ -12,9 +12,9 @@ import yaml
 
 from headrace import trainer
 from headrace.cli.main import main
-from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.execution_spec import ExecutionSpec
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec, load_spec_json
 from tests.integration.trainers import start, wait
 

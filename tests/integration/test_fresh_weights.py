@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace import trainer
-from headrace.cli.run.processes import Process, ProcessGroup
+from headrace.processes import Process, ProcessGroup
 from tests.integration.trainers import start, wait
 
 pytestmark = pytest.mark.integration

@@ -16,9 +16,9 @@ import redis
 
 from headrace import rpc, trainer
 from headrace.cli.main import main
-from headrace.cli.run.processes import Process
 from headrace.errors import ConflictError, EndpointError, SupersededError, UnavailableError, UserError
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc, sessions_pb2, sessions_pb2_grpc
 
 pytestmark = pytest.mark.integration

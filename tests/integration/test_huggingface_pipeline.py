@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
+from headrace.processes import Process, ProcessGroup, torchrun_environments
 from tests.integration.test_pipeline_training import losses, wait
 from tests.wire import free_ports
 

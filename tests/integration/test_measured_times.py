@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.run.processes import ProcessGroup
 from headrace.cli.watch.top_figures import step_times
+from headrace.processes import ProcessGroup
 from tests.integration.trainers import start, wait
 
 pytestmark = pytest.mark.integration

@@ -14,8 +14,8 @@ import pytest
 from headrace import rpc, trainer
 from headrace.cli.example import example_data
 from headrace.cli.main import main
-from headrace.cli.run.processes import Process
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process
 from tests.wire import free_ports
 
 pytestmark = pytest.mark.integration

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from headrace import trainer
-from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process, ProcessGroup, torchrun_environments
 from headrace.spec import JobSpec
 from tests.integration.trainers import losses, wait
 from tests.wire import free_ports

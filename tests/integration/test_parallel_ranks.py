@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ with trainer.connect(endpoint, job=job, mesh=mesh, equal_microbatches=True) as l
             entry["sources"] += [loader.spec.sources[i].name for i in microbatch.sources.tolist()]
         steps.append(entry | {"count": step.num_microbatches, "max_tokens": step.max_tokens})
         loader.commit(step)
-open(out, "w").write(json.dumps(steps))
+    evaluated = [[i for microbatch in step for i in microbatch.data.sample_ids.tolist()] for step in loader.evaluate("texts")]
+open(out, "w").write(json.dumps({"steps": steps, "evaluated": evaluated}))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -45,7 +47,8 @@ def test_two_ranks_of_two_processes_train_on_every_sample_once(calm: Any, spec: 
     data = Path(__file__).parents[2] / "examples" / "data"
     sources = [{"path": str(data / f"{name}-00000.tar"), "name": name} for name in ("charts", "text")]
     topology = {"replicas": 3, "microbatches": 2}  # one rank has four microbatches, the other one two
-    job = calm.submit(spec("two-by-two", steps=2, sources=sources, topology=topology))
+    validation = {"texts": {"sources": sources[1:]}}
+    job = calm.submit(spec("two-by-two", steps=2, sources=sources, topology=topology, validation=validation))
     outs = [tmp_path / f"{rank}.json" for rank in range(4)]
     processes = [
         subprocess.Popen(
@@ -58,7 +61,12 @@ def test_two_ranks_of_two_processes_train_on_every_sample_once(calm: Any, spec: 
     errors = [process.communicate()[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, errors
     ledger = calm.ledger(job)
-    of_ranks = [json.loads(out.read_text()) for out in outs]
+    documents = [json.loads(out.read_text()) for out in outs]
+    of_ranks = [document["steps"] for document in documents]
+    first, _, second, _ = evaluated = [document["evaluated"] for document in documents]
+    assert evaluated == [first, first, second, second]
+    together = [i for steps in zip(first, second, strict=True) for i in sorted(chain(*steps))]
+    assert together == list(range(len(together))), "an evaluation has every sample once"
     for index, entry in enumerate(ledger):
         steps = [of_rank[index] for of_rank in of_ranks]
         assert [step["count"] for step in steps] == [4] * 4

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.run.processes import ProcessGroup
+from headrace.processes import ProcessGroup
 from headrace.trainer.pipeline.routes import Routes
 from tests.integration.trainers import END_S, Units, losses, start, wait
 

@@ -7,7 +7,7 @@ import json
 import pytest
 import redis
 
-from headrace.cli.jobs_client import state_name
+from headrace.jobs_client import state_name
 from headrace.reorder_service.store.redis_database import FORMAT
 from headrace.topology_spec import load_topology_json
 from tests.histories.history import HISTORIES, restore_store

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.cli.jobs_client import JobsClient
 from headrace.cli.watch.top_figures import step_times
+from headrace.jobs_client import JobsClient
 from tests.chaos_trainer.__main__ import References, run_case
 from tests.chaos_trainer.cases import Case, cases
 from tests.chaos_trainer.cluster import Cluster

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from headrace import trainer
-from headrace.cli.run.processes import Process
 from headrace.errors import ConflictError, UserError
+from headrace.processes import Process
 
 pytestmark = pytest.mark.integration
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
+from headrace.processes import Process, ProcessGroup, torchrun_environments
 from tests.integration.trainers import wait
 from tests.wire import free_ports
 

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace import trainer
-from headrace.cli.run.processes import Process
 from headrace.errors import EndpointError
 from headrace.ledger import ledger_sha256
+from headrace.processes import Process
 from headrace.sample import LABEL_IGNORED
 from tests.wire import NEAR, Wire, free_ports
 

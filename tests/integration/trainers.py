@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
+from headrace.processes import Process, ProcessGroup, torchrun_environments
 from tests.wire import free_ports
 
 END_S = 100.0

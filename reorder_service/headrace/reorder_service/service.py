@@ -26,6 +26,7 @@ from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_retry import retry_while_unavailable
 from headrace.reorder_service.tidying import Tidying
 from headrace.spec import load_spec_json
+from headrace.validation_spec import is_evaluation_of
 
 LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
 KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded when somebody asks for them
@@ -200,6 +201,23 @@ class ReorderService:
                     run.sessions.end_all(NotFoundError(f"job {job!r} was deleted"))
                     await self._forget(job)
         log.info("deleted %s", pairs(job=job))
+
+    async def cancel_with_evaluations(self, job: str) -> JobRun:
+        """Cancel a job, and the evaluations of its validation sets that run. Raises as `load`."""
+        run = await self.load(job)
+        for other in [run, *(one for one in self.jobs.values() if is_evaluation_of(one.name, run.spec))]:
+            await other.cancel()
+        return run
+
+    async def delete_with_evaluations(self, job: str) -> None:
+        """Delete a job that is over or set aside, and the evaluations of its validation sets. Raises as `delete`."""
+        spec = None if job in self.set_aside else (await self.load(job)).spec
+        await self.delete(job)
+        if spec is not None and spec.validation:
+            for name in [name for name in await self.store.jobs() if is_evaluation_of(name, spec)]:
+                with contextlib.suppress(NotFoundError):
+                    await (await self.load(name)).cancel()
+                    await self.delete(name)
 
     async def find_nodes(self, job: str) -> Nodes:
         """Return the trainer nodes of a job. Raises as `load`."""

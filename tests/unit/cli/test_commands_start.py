@@ -17,8 +17,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from headrace.cli import example
 from headrace.cli.demo import demo
 from headrace.cli.main import main
-from headrace.cli.run.processes import MAX_EARLY_EXITS, Process, ProcessGroup
 from headrace.errors import HeadraceError
+from headrace.processes import MAX_EARLY_EXITS, Process, ProcessGroup
 
 
 @pytest.fixture

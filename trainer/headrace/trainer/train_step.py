@@ -92,6 +92,26 @@ class TrainStep:
         self._loss_sum += loss.loss_sum.detach()
         self._num_targets += loss.num_targets
 
+    def evaluate(self, steps: Iterable[Step]) -> tuple[float, int]:
+        """Return the loss sum and the number of targets of an evaluation (`StepLoader.evaluate`), over all ranks.
+
+        Nothing is accumulated.
+        """
+        totals = torch.zeros(2, dtype=torch.float64, device=self._device)
+        training = self._model.training
+        self._model.eval()
+        try:
+            with torch.no_grad(), self._autocast:
+                for loss in (self._model(microbatch.data) for step in steps for microbatch in step):
+                    totals[0] += loss.loss_sum
+                    totals[1] += loss.num_targets
+        finally:
+            self._model.train(training)
+        if dist.is_initialized():
+            dist.all_reduce(totals, group=self._group)
+        loss_sum, num_targets = totals.tolist()
+        return loss_sum, int(num_targets)
+
     def finish(self, learning_rate: float | None = None) -> StepResult:
         """Update the weights with the gradients accumulated on all ranks, and clear them for the next step.
 

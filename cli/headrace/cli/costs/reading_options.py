@@ -11,14 +11,13 @@ from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
-from headrace.errors import SpecError, UserError
+from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from headrace.spec import JobSpec
 
 READING_OPTIONS = ("spec", "mapping", "split", "tokenizer", "template", "max_pixels")
 USUAL_PIXELS = 28 * 28 * 1280  # as in headrace.spec, which takes long to import
-_YAML = (".yaml", ".yml")
 _OF_A_JOB = ("image", "audio", "text")
 """Sections of a job spec that say what a sample becomes."""
 
@@ -152,14 +151,9 @@ def _of_job(path: Path, name: str | None) -> dict[str, Any]:
 
 def _check_path(path: str | None) -> None:
     """Raise UserError if there is no path, or it is that of a job spec."""
-    from headrace.user_document import read_yaml
+    from headrace.spec_file import is_spec_file
 
     if path is None:
         raise UserError("name a data set, PATH, or a job that says what to read, --spec JOB.yaml")
-    if path.endswith(_YAML) and Path(path).is_file():
-        try:
-            document = read_yaml(Path(path), "job spec")
-        except SpecError:
-            return  # for whoever reads it as a blend of data sets to tell
-        if isinstance(document, dict) and "sources" in document:
-            raise UserError(f"{path} is a job spec, not a data set: give it as --spec {path}")
+    if is_spec_file(path):
+        raise UserError(f"{path} is a job spec, not a data set: give it as --spec {path}")

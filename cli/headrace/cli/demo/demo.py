@@ -22,7 +22,7 @@ from headrace.cli.run.train import TRANSPORTS
 from headrace.errors import UserError
 
 if TYPE_CHECKING:
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs_client import JobsClient
     from headrace.spec import JobSpec
 
 POLL_S = 0.2
@@ -140,11 +140,11 @@ def _check_data(spec: JobSpec) -> None:
 
 
 def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
-    from headrace.cli.demo.demo_services import Services
-    from headrace.cli.jobs_client import JobsClient
-    from headrace.cli.run.processes import Process, ProcessGroup, torchrun_environments
+    from headrace.cli.demo.demo_services import start_services
     from headrace.cli.watch.summary import summarise
     from headrace.errors import UnavailableError
+    from headrace.jobs_client import JobsClient
+    from headrace.processes import Process, ProcessGroup, torchrun_environments
 
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         trainers = 1 + spec.topology.replicas
@@ -152,7 +152,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
             f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
             f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
         )
-        services = Services.start(group, num_preprocessors, transport, out, store)
+        services = start_services(group, num_preprocessors, transport, out, Path(store))
         endpoint = services.endpoint
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
@@ -164,7 +164,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
                 for n, environment in enumerate(torchrun_environments(trainers))
             ]
             while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
-                services.look_after(display)
+                services.look_after(display.say)
                 with contextlib.suppress(UnavailableError):  # the service is only busy: its process lives
                     display.update(client.show(job))
                 time.sleep(POLL_S)

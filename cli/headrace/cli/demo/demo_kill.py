@@ -13,14 +13,15 @@ from typing import Any
 
 import yaml
 
-from headrace.cli.demo.demo_services import Services
+from headrace.cli.demo.demo_services import start_services
 from headrace.cli.demo.display import Display
 from headrace.cli.demo.loss_picture import draw_losses
-from headrace.cli.jobs_client import JobsClient, state_name
-from headrace.cli.run.processes import Process, ProcessGroup
 from headrace.cli.run.processors import usable_processors
 from headrace.cli.watch.summary import summarise
 from headrace.errors import HeadraceError, JobFailedError, UnavailableError
+from headrace.jobs_client import JobsClient, state_name
+from headrace.local_services import LocalServices
+from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec
 
 NODES = 5
@@ -40,7 +41,7 @@ def run_and_kill_node(spec: JobSpec, num_preprocessors: int, transport: str, out
     nodes.write_text(yaml.safe_dump({"nodes": NODES, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}, sort_keys=False))
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and {NODES} nodes; logs in {out}/")
-        services = Services.start(group, num_preprocessors, transport, out, store)
+        services = start_services(group, num_preprocessors, transport, out, Path(store))
         display.say(f"to watch it from another terminal: headrace top --endpoint {services.endpoint}")
         with JobsClient(services.endpoint) as client:
             summaries, losses = [], []
@@ -63,7 +64,7 @@ def run_and_kill_node(spec: JobSpec, num_preprocessors: int, transport: str, out
 class _Run:
     """One run of the job on its nodes."""
 
-    def __init__(self, client: JobsClient, services: Services, job: str, display: Display) -> None:
+    def __init__(self, client: JobsClient, services: LocalServices, job: str, display: Display) -> None:
         self._client, self._services, self._job, self._display = client, services, job, display
         self.killed_after: int | None = None
         """Number of steps committed before the node was killed; None until then."""
@@ -84,7 +85,7 @@ class _Run:
         ]
         status = self._client.show(self._job)
         while state_name(status) not in ("done", "failed", "cancelled"):
-            self._services.look_after(self._display)
+            self._services.look_after(self._display.say)
             if kill and self.killed_after is None and status.num_steps and status.committed_steps >= KILL_AT * status.num_steps:
                 os.kill(processes[VICTIM].pid, signal.SIGKILL)
                 self.killed_after, killed_s = status.committed_steps, time.monotonic()

@@ -96,6 +96,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
     )
+    parser.add_argument(
+        "--evaluate-every",
+        type=int,
+        metavar="N",
+        help="evaluate the job's validation sets before the first step, after every N steps and after the last one, and log the "
+        "loss of each (default: no evaluation)",
+    )
     checkpoints = parser.add_argument_group("with a pipeline or --nodes")
     checkpoints.add_argument(
         "--checkpoint",
@@ -142,11 +149,11 @@ def run(args: argparse.Namespace) -> int:
     emulate.refuse_options(args)
     import os
 
-    from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.run.node_processes import own_process, processes_in, run_node
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
+    from headrace.jobs_client import JobsClient, state_name
     from headrace.observability import metrics, tracing
     from headrace.observability.logs import configure_logging
     from headrace.transport import base
@@ -159,6 +166,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--checkpoint-every must be at least 1, got {args.checkpoint_every}")
     if args.checkpoint_every is not None and args.nodes is not None:
         raise UserError("--checkpoint-every goes with a pipeline: nodes save at the end, or when training cannot go on")
+    if args.evaluate_every is not None and args.evaluate_every < 1:
+        raise UserError(f"--evaluate-every must be at least 1, got {args.evaluate_every}")
     if args.hang_timeout is not None and not args.hang_timeout >= MIN_HANG_TIMEOUT_S:
         raise UserError(f"--hang-timeout must be at least {MIN_HANG_TIMEOUT_S:g} seconds, got {args.hang_timeout:g}")
     if args.hang_timeout is not None and args.nodes is not None:
@@ -205,6 +214,7 @@ def run(args: argparse.Namespace) -> int:
                 "precision": args.precision,
                 "device": device,
                 "fresh_weights": args.fresh_weights,
+                "evaluate_every": args.evaluate_every,
             }
             if args.nodes is not None:
                 from headrace.trainer.recovery.node import train_recoverable

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.endpoint import add_endpoint
 
 if TYPE_CHECKING:
-    from headrace.cli.jobs_client import JobsClient
     from headrace.cli.watch.order_lookup import JobOrder
+    from headrace.jobs_client import JobsClient
     from headrace.ledger import LedgerEntry
     from headrace.reorder_service.jobs.audit import Check
     from headrace.sample import SampleRef
@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audit a job; return 1 if something is wrong, else 0."""
-    from headrace.cli.jobs_client import JobsClient, state_name
     from headrace.cli.watch.order_lookup import job_order
     from headrace.errors import ConflictError
+    from headrace.jobs_client import JobsClient, state_name
 
     with JobsClient(args.endpoint) as client:
         status = client.show(args.job)  # first, so that all it counts is in the quarantine and the ledger that are read later

@@ -11,11 +11,10 @@ from headrace.cli.endpoint import add_endpoint
 from headrace.cli.watch.quarantine import FORMATS, print_quarantine
 
 if TYPE_CHECKING:
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs import Jobs, JobStatus
     from headrace.spec import JobSpec
-    from headrace.v1.jobs_pb2 import JobStatus
 
-LISTED_FINISHED = 100  # finished jobs that are listed where nobody asks for all
+LISTED_FINISHED = 100  # that of headrace.jobs, which takes a moment to import
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,77 +96,78 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the action `args.action`, and print what comes of it."""
-    from headrace.cli.jobs_client import JobsClient, state_name
+    if args.action in ("show", "quarantine"):
+        _show(args)
+        return 0
     from headrace.cli.watch.submission import read_spec, with_coefficients
-    from headrace.cli.watch.summary import print_summary, summarise
+    from headrace.jobs import Jobs
 
-    with JobsClient(args.endpoint) as client:
+    with Jobs(args.endpoint) as jobs:
         match args.action:
             case "submit":
                 spec = read_spec(args.spec)
-                job = client.submit(spec if args.coefficients is None else with_coefficients(spec, args.coefficients))
-                _print([{"job": job, "state": state_name(client.show(job))}], args.format)
+                status = jobs.submit(spec if args.coefficients is None else with_coefficients(spec, args.coefficients))
+                _print([{"job": status.job, "state": status.state}], args.format)
             case "list":
-                _print_list(client, args)
+                _print(list(map(_row, jobs.list(finished=None if args.all else LISTED_FINISHED))), args.format)
             case "delete":
-                _delete(client, args.jobs, args.format)
-            case "show":
-                print_summary(summarise(client, args.job), args.format)
-                status = client.show(args.job)
-                if status.message and args.format == "table":
-                    from headrace.printable import printable
-
-                    print(printable(status.message))
-            case "quarantine":
-                print_quarantine(client, args.job, args.format)
+                _delete(jobs, args.jobs, args.format)
             case _:
-                status = _change(client, args)
-                _print([_row(status, state_name(status))], args.format)
+                _print([_row(_change(jobs, args))], args.format)
     return 0
 
 
-def _print_list(client: JobsClient, args: argparse.Namespace) -> None:
-    from headrace.cli.jobs_client import state_name
+def _show(args: argparse.Namespace) -> None:
+    """Print what there is to say of one job, or of the samples that it does not use."""
+    from headrace.cli.watch.summary import print_summary, summarise
+    from headrace.jobs_client import JobsClient
+    from headrace.printable import printable
 
-    rows = [_row(status, state_name(status)) for status in client.jobs(0 if args.all else LISTED_FINISHED)]
-    _print(rows, args.format)
+    with JobsClient(args.endpoint) as client:
+        if args.action == "quarantine":
+            print_quarantine(client, args.job, args.format)
+            return
+        print_summary(summarise(client, args.job), args.format)
+        status = client.show(args.job)
+        if status.message and args.format == "table":
+            print(printable(status.message))
 
 
-def _delete(client: JobsClient, jobs: list[str], output: str) -> None:
+def _delete(jobs: Jobs, names: list[str], output: str) -> None:
     """Delete jobs up to the first that is refused, and print which are deleted."""
     deleted: list[dict[str, Any]] = []
     try:
-        for job in dict.fromkeys(jobs):
-            client.delete(job)
-            deleted.append({"job": job, "state": "deleted"})
+        for name in dict.fromkeys(names):
+            jobs.delete(name)
+            deleted.append({"job": name, "state": "deleted"})
     finally:
         if deleted:
             _print(deleted, output)
 
 
-def _change(client: JobsClient, args: argparse.Namespace) -> JobStatus:
+def _change(jobs: Jobs, args: argparse.Namespace) -> JobStatus:
     """Carry out an action that changes the job; return its new status.
 
     Raises SpecError for an invalid topology, and the errors of the service.
     """
-    from headrace.spec import load_spec_json
-
     match args.action:
-        case "pause" | "resume":
-            return client.pause(args.job, args.action == "pause")
+        case "pause":
+            return jobs.pause(args.job)
+        case "resume":
+            return jobs.resume(args.job)
         case "reset":
-            return client.reset(args.job, args.step)
+            return jobs.reset(args.job, args.step)
         case "weights":
-            return client.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
+            return jobs.set_weights(args.job, args.from_step, dict(map(_weight, args.weights)))
         case "topology":
-            status = client.show(args.job)
-            planned = _planned_for(load_spec_json(status.spec_json), args)
+            present = jobs.show(args.job).generation
+            planned = _planned_for(jobs.spec(args.job), args)
             if args.file is None and args.coefficients is None:
-                return client.set_topology(args.job, planned.topology, generation=args.generation)
-            read = args.generation or status.generation  # so that nobody else's change is undone
-            return client.set_topology(args.job, planned.topology, planned.execution, read)
+                return jobs.set_topology(args.job, planned.topology, generation=args.generation)
+            read = args.generation or present  # so that nobody else's change is undone
+            return jobs.set_topology(args.job, planned.topology, planned.execution, generation=read)
         case _:
-            return client.cancel(args.job)
+            return jobs.cancel(args.job)
 
 
 def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
@@ -206,17 +206,17 @@ def _weight(text: str) -> tuple[str, float]:
         raise UserError(f"{text!r} is not SOURCE=WEIGHT, for example web=0.7") from None
 
 
-def _row(status: Any, state: str) -> dict[str, Any]:
+def _row(status: JobStatus) -> dict[str, Any]:
     """Return a job's status in its public JSON form. `num_steps` is 0 until it is known."""
     return {
         "job": status.job,
-        "state": state,
+        "state": status.state,
         "committed_steps": status.committed_steps,
         "num_steps": status.num_steps,
         "num_shards": status.num_shards,
         "indexed_shards": status.indexed_shards,
-        "samples": status.committed_samples,
-        "quarantined": status.quarantined_samples,
+        "samples": status.samples,
+        "quarantined": status.quarantined,
         "message": status.message,
     }
 

@@ -13,7 +13,7 @@ from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.spec import JobSpec
 
 if TYPE_CHECKING:
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs_client import JobsClient
     from headrace.v1.jobs_pb2 import JobStatus
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs_client import JobsClient
 
 FORMATS = ("table", "json", "jsonl")
 

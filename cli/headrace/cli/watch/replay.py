@@ -13,7 +13,7 @@ from headrace.cli.endpoint import add_endpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs_client import JobsClient
     from headrace.manifest import ShardInfo
     from headrace.spec import JobSpec
     from headrace.v1.jobs_pb2 import JobStatus
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay the sample; return 1 if it is refused, else 0."""
-    from headrace.cli.jobs_client import JobsClient
+    from headrace.jobs_client import JobsClient
     from headrace.peer_spec import load_peer_spec_json
 
     with JobsClient(args.endpoint) as client:

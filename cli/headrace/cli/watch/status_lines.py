@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headrace.cli.jobs_client import state_name
 from headrace.cli.watch.rates import DecodingRate, Look, decoding_rates, samples_per_s
+from headrace.jobs_client import state_name
 from headrace.printable import printable
 from headrace.snapshot import NOBODY, size_in_words
 from headrace.v1.jobs_pb2 import JobStatus, NodeStatus, PreprocessorStatus, RankStatus

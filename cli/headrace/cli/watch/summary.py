@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.jobs_client import JobsClient, state_name
 from headrace.cli.watch.bottleneck import bottleneck, is_over
 from headrace.cli.watch.rates import Look
 from headrace.cli.watch.top_figures import step_times
 from headrace.cli.watch.top_table import seconds, span
+from headrace.jobs_client import JobsClient, state_name
 from headrace.ledger import ledger_sha256
 from headrace.printable import printable
 from headrace.quarantine import Reason

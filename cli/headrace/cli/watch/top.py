@@ -13,8 +13,8 @@ from headrace.cli.endpoint import add_endpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headrace.cli.jobs_client import JobsClient
     from headrace.cli.watch.rates import Looks
+    from headrace.jobs_client import JobsClient
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
-    from headrace.cli.jobs_client import JobsClient
     from headrace.errors import UserError
+    from headrace.jobs_client import JobsClient
 
     if not args.interval > 0:
         raise UserError(f"--interval must be above 0 seconds, got {args.interval:g}")

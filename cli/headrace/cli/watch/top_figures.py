@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cli.jobs_client import state_name
 from headrace.cli.watch.bottleneck import bottleneck
 from headrace.cli.watch.rates import Look, data_wait, decoding_rates, samples_per_s, steps_per_s
+from headrace.jobs_client import state_name
 from headrace.snapshot import NOBODY
 from headrace.v1.jobs_pb2 import JobStatus, RankStatus
 from headrace.v1.membership_pb2 import Recovered, Snapshot

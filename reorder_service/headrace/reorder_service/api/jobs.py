@@ -92,14 +92,12 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Delete(self, request: jobs_pb2.DeleteRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.DeleteReply:
-        await to_its_end(self._leadership.service.delete(request.job))
+        await to_its_end(self._leadership.service.delete_with_evaluations(request.job))
         return jobs_pb2.DeleteReply()
 
     @unary_method
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        run = await self._leadership.service.load(request.job)
-        await to_its_end(run.cancel())
-        return await self._status(run)
+        return await self._status(await to_its_end(self._leadership.service.cancel_with_evaluations(request.job)))
 
     @stream_method
     async def Manifest(

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
-from headrace.cli.watch.job import _print, _print_list
-from headrace.v1.jobs_pb2 import JobStatus
-
-
-class Client:
-    """Lists 2,500 jobs, of which one has failed."""
-
-    def jobs(self, _most_finished: int) -> Iterator[JobStatus]:
-        for number in range(2_500):
-            failed = JobStatus(
-                state="JOB_STATE_FAILED",
-                message="its disk broke",
-                committed_steps=1_000,
-                num_steps=2_000,
-                committed_samples=64_000,
-            )
-            status = failed if number == 1 else JobStatus(state="JOB_STATE_DONE")
-            status.job = f"job-{number}"
-            yield status
+from headrace.cli.watch.job import _print, _row
+from headrace.jobs import JobStatus
+from headrace.v1 import jobs_pb2
 
 
 def test_any_number_of_jobs_is_one_table_with_sentences_below_it(capsys: pytest.CaptureFixture[str]) -> None:
-    client: Any = Client()
-    _print_list(client, Namespace(all=True, format="table"))
+    listed = [jobs_pb2.JobStatus(job=f"job-{number}", state="JOB_STATE_DONE") for number in range(2_500)]
+    listed[1] = jobs_pb2.JobStatus(
+        job="job-1",
+        state="JOB_STATE_FAILED",
+        message="its disk broke",
+        committed_steps=1_000,
+        num_steps=2_000,
+        committed_samples=64_000,
+    )
+    _print([_row(JobStatus.of(status)) for status in listed], "table")
     lines = capsys.readouterr().out.splitlines()
     assert lines[:3] == [
         "job       state            steps  samples  quarantined  shards",

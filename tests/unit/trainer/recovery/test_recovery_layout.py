@@ -117,6 +117,19 @@ def test_only_the_step_that_is_resumed_is_planned_for_the_former_pipelines() -> 
     assert layout.resume(4, 2, [frozenset[int]()] * 5).formation_of(4) == 3
 
 
+def test_an_evaluation_is_planned_for_no_pipelines_and_dealt_out_to_those_that_there_are() -> None:
+    found = []
+    for name in "ae":
+        layout = Layout.of(snapshot(), name, SPEC)
+        assert layout is not None
+        evaluating = layout.resume(0, 2, [frozenset({0})] * 5).for_evaluation()
+        assert evaluating.formation_of(0) == 0
+        numbers, alone = evaluating.assigned(0, plan([[{"vision": (n,), "llm": (n,)} for n in range(8)]]), [])
+        assert [microbatch.units["llm"] for microbatch in alone.replicas[0]] == [(number,) for number in numbers]
+        found.append(len(numbers))
+    assert found == [5, 3]
+
+
 def test_a_plan_with_another_number_of_microbatches_is_refused() -> None:
     with pytest.raises(UserError, match="has 4 microbatches, but the nodes were told of 6"):
         assigned(DEFERRED, (3, 3), [1.0] * 4)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -97,10 +97,8 @@ def connect(
         if (rank, num_ranks) != (0, 1):
             raise UserError(f"rank={rank} and num_ranks={num_ranks} beside mesh or parallel, which say them: leave them out")
         rank, num_ranks = parallel.dp_rank, parallel.dp_size
-    one_rank = partial(
-        SessionLoader,
+    one_rank = _of_any_job(
         endpoint,
-        job=job,
         rank=rank,
         num_ranks=num_ranks,
         prefetch_parts=prefetch_parts,
@@ -114,8 +112,17 @@ def connect(
         equal_microbatches=equal_microbatches,
     )
     if parallel is None or (parallel.group is None and parallel.pad_to == 1):
-        return one_rank()
-    return GroupLoader(job, parallel, one_rank)
+        return one_rank(job)
+    return GroupLoader(job, parallel, lambda: one_rank(job))
+
+
+def _of_any_job(endpoint: str, **options: Any) -> Callable[[str], SessionLoader]:
+    """Return a function that makes the loader of a job with these options."""
+
+    def of_job(job: str) -> SessionLoader:
+        return SessionLoader(endpoint, job=job, of_job=of_job, **options)
+
+    return of_job
 
 
 def _columns(unit: str | None) -> tuple[str, ...] | None:

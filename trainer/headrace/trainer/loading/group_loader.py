@@ -10,11 +10,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 
 from headrace.errors import ConflictError, UserError
 from headrace.message_codec import rejection_message, rejection_value
+from headrace.spec import JobSpec
 from headrace.trainer.loading.group_channel import GroupChannel, Message
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.packs import padding_token
@@ -31,11 +33,15 @@ MOST_STATES = 16  # of which `load_newest_common` takes the newest that all have
 class GroupLoader(StepLoader):
     """The loader of one process of a group, all of which get the microbatches of one data-parallel rank."""
 
-    def __init__(self, job: str, parallel: Parallel, connect: Callable[[], StepLoader]) -> None:
-        """`connect`: makes the loader with the session, in the process that has it."""
+    def __init__(
+        self, job: str, parallel: Parallel, connect: Callable[[], StepLoader], channel: GroupChannel | None = None
+    ) -> None:
+        """`connect`: makes the loader with the session, in the process that has it. `channel`: that of another loader of the
+        group, which is not used meanwhile; None: one of its own."""
         super().__init__(job)
         self._job, self._parallel, self._connect = job, parallel, connect
-        self._channel = GroupChannel(parallel.group)
+        self._channel = channel or GroupChannel(parallel.group)
+        self._borrows_channel = channel is not None
         self._source: StepLoader | None = None
         self._taken: dict[int, Step] = {}  # the source's steps that are not committed
         self._next_step = 0
@@ -46,12 +52,9 @@ class GroupLoader(StepLoader):
         if self._is_open:
             return self
         common = self._meet(states)
-        if self._channel.is_sender:
-            self._source = self._source or self._connect()
-        source = self._source
 
         def begin() -> Message:
-            assert source is not None
+            source = self._source = self._source or self._connect()
             if len(common) == 1:
                 source.load_state_dict(common[0].to_dict())
             elif common:
@@ -105,7 +108,8 @@ class GroupLoader(StepLoader):
     def close(self) -> None:
         if self._source is not None:
             self._source.close()
-        self._channel.close()
+        if not self._borrows_channel:
+            self._channel.close()
 
     @property
     def next_step(self) -> int:
@@ -121,6 +125,13 @@ class GroupLoader(StepLoader):
             return Message(numbers=[source.has_next()])
 
         return bool(self._channel.share(ask).numbers[0])
+
+    def _loader_of(self, spec: JobSpec) -> Self:
+        def connect() -> StepLoader:
+            assert self._source is not None
+            return self._source.evaluation(spec)
+
+        return type(self)(spec.name, self._parallel, connect, self._channel)
 
     def _end_session(self) -> None:
         self._is_open = False

@@ -9,15 +9,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
+from typing import Self
 
 import pyarrow as pa
 import torch
 
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
+from headrace.jobs_client import JobsClient
 from headrace.observability import metrics, tracing
 from headrace.quarantine import Rejected
+from headrace.spec import JobSpec
 from headrace.trainer.loading.buffers import BufferPool, PinnedMemory
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.columns import is_view
@@ -60,9 +63,12 @@ class SessionLoader(StepLoader):
         shared_commit: bool = False,
         equal_microbatches: bool = False,
         token: str | None = None,
+        of_job: Callable[[str], SessionLoader] | None = None,
     ) -> None:
-        """`columns`: those to fetch; None: all. Others that `headrace.trainer.connect` lacks: see SessionClient."""
+        """`columns`: those to fetch; None: all. `of_job`: returns a loader with the same options of another job; None: it has no
+        evaluations. Others that `headrace.trainer.connect` lacks: see SessionClient."""
         super().__init__(job)
+        self._of_job, self._token = of_job, token
         self._rank, self._num_ranks, self._equal_microbatches = rank, num_ranks, equal_microbatches
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
         self._client = SessionClient(
@@ -134,6 +140,14 @@ class SessionLoader(StepLoader):
     def has_next(self) -> bool:
         self.open()
         return self._next_plan() is not None
+
+    def _loader_of(self, spec: JobSpec) -> Self:
+        assert self._of_job is not None, "this kind of loader evaluates"
+        with JobsClient(self._client.endpoint, self._token) as jobs:
+            jobs.submit(spec)
+        loader = self._of_job(spec.name)
+        assert isinstance(loader, type(self))
+        return loader
 
     def _end_session(self) -> None:
         if self._thread is not None:

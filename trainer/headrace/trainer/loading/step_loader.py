@@ -15,6 +15,7 @@ from headrace.spec import JobSpec
 from headrace.trainer.loading.loader_state import LoaderState
 from headrace.trainer.loading.statistics import LoaderStatistics
 from headrace.trainer.loading.steps import Step
+from headrace.validation_spec import evaluation_of
 
 
 class StepLoader(ABC):
@@ -117,6 +118,36 @@ class StepLoader(ABC):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Step]: ...
+
+    def evaluate(self, name: str) -> Iterator[Step]:
+        """Yield this rank's steps of one pass over a validation set of the job, balanced and packed as in training.
+
+        Over all ranks they have each sample of the set once, and the last step has what is left. All ranks call this between
+        two steps, or behind the last one, and take all steps; a step is committed, in a ledger of its own, when the next one is
+        asked for. A pass that was broken off begins anew with the next call. The set's job is `evaluation_of(loader.spec, name)`.
+
+            for step in loader.evaluate("web"):
+                for microbatch in step:
+                    ...             # forward only
+
+        Raises UserError where the job has no such set, and JobFailedError where the set cannot be read.
+        """
+        self.open()
+        loader = self.evaluation(evaluation_of(self.spec, name))
+        with loader:
+            for step in loader:
+                yield step
+                loader.commit(step)
+
+    def evaluation(self, spec: JobSpec) -> Self:
+        """Return a loader like this one, not open yet, that begins with the first step of an evaluation (`evaluation_of`)."""
+        loader = self._loader_of(spec)
+        loader.load_state_dict(LoaderState(job=spec.name, step=0).to_dict())
+        return loader
+
+    @abstractmethod
+    def _loader_of(self, spec: JobSpec) -> Self:
+        """Return a loader like this one, not open yet, of another job, which is submitted by the time it opens."""
 
     @abstractmethod
     def statistics(self) -> LoaderStatistics:

@@ -197,6 +197,9 @@ class PipelineLoader(PortionLoader):
             columns=columns_of(topology, self._place),
             unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
+            of_job=lambda job: PipelineLoader(
+                endpoint, job=job, topology=topology, rank=rank, device=device, transports=transports, tls_ca=tls_ca
+            ),
         )
 
     def _tickets_of(self, plan: sessions_pb2.RankPlan) -> list[str]:

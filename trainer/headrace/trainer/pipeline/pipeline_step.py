@@ -69,7 +69,8 @@ class PipelineStep:
         self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, shared=shared)
         self._executor = Executor(topology, self.place, stages, dtype, groups.channels, backwards=self.optimizer)
         self.prepare = self._executor.prepare
-        """Makes the cargo of portions for the feed of a step."""
+        """Makes the cargo of portions for the feed of a step, also of an evaluation."""
+        self._evaluator = Executor(topology.frozen(), self.place, stages, dtype, groups.channels)
         if groups.replicas is not None:
             for stage in stages:
                 _wait_before(stage, self.optimizer)
@@ -123,6 +124,14 @@ class PipelineStep:
             self.optimizer.reduce()  # replicas that had portions have begun sums, in which they wait for those that had none
             return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
         return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
+
+    def evaluate(self, routes: Routes, feed: Feed) -> tuple[float, int]:
+        """Run forward only. Return the loss sum of the global batch and its number of targets, over all processes."""
+        with torch.no_grad(), self._autocast:
+            totals = self._evaluator.run(routes, feed)
+            self._evaluator.wire.flush()
+        loss_sum, num_targets = self._sum(totals)
+        return loss_sum, int(num_targets)
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this process has measured of the last step's actions."""

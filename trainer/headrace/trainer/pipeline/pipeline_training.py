@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
+from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
@@ -31,6 +33,7 @@ from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
 from headrace.transport.base import TRANSPORTS
+from headrace.validation_spec import evaluation_of
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +54,15 @@ def train_pipeline(
     device: torch.device | None = None,
     fresh_weights: bool = False,
     hang_timeout_s: float = HANG_TIMEOUT_S,
+    evaluate_every: int | None = None,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
     Without `resume`, training starts with fresh weights. Raises UserError if the job is not done but has committed steps already,
     unless `fresh_weights`, and if topology, model, job, checkpoint, device and number of processes do not fit each other.
 
-    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`, `hang_timeout_s`: as in `train.train`.
+    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`, `hang_timeout_s`,
+    `evaluate_every`: as in `train.train`.
     `checkpoint`: folder, visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one.
     `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one.
     """
@@ -106,11 +111,12 @@ def train_pipeline(
                     del begin  # it is mapped into memory, and its files may soon be removed
                 elif loader.has_next():
                     check_fresh(job, loader.next_step, allowed=fresh_weights)
+                evaluations = Evaluations(spec, evaluate_every, lambda name: _evaluate(loader, step, name))
                 weights = [weight for stage in stages for weight in stage.parameters()]
                 check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
                 memory = step.forecast_memory(spec.image, spec.audio)
                 with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
-                    _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
+                    _train(job, loader, step, writer, settings, memory, evaluations, every=checkpoint_every)
 
 
 def _saving(
@@ -126,6 +132,7 @@ def _train(
     writer: CheckpointWriter | None,
     settings: OptimizerSpec,
     memory: StageMemory,
+    evaluations: Evaluations,
     *,
     every: int,
 ) -> None:
@@ -136,6 +143,8 @@ def _train(
     device = step.stages[0].device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    if loader.has_next():
+        evaluations.begin(loader.next_step)
     for planned, feed in loader.steps(step.prepare):
         PROGRESS.begin_step(planned.index)
         try:
@@ -152,10 +161,24 @@ def _train(
         if writer is not None and committed % every == 0:
             loader.settle()
             writer.save(committed, loader.state_dict())
+        evaluations.after(committed)
     loader.settle()
+    evaluations.end()
     step.optimizer.wait()
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
+
+
+def _evaluate(loader: PipelineLoader, step: PipelineStep, name: str) -> tuple[float, int]:
+    """Evaluate a validation set. Return the loss sum and the number of targets, over all processes."""
+    loss_sum, num_targets = 0.0, 0
+    with loader.evaluation(evaluation_of(loader.spec, name)) as evaluating:
+        for planned, feed in evaluating.steps(step.prepare):
+            loss, targets = step.evaluate(feed.routes, feed)
+            evaluating.commit_fed(planned, feed, loss=loss / targets if targets else math.nan, measured=())
+            loss_sum, num_targets = loss_sum + loss, num_targets + targets
+        evaluating.settle()
+    return loss_sum, num_targets
 
 
 def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:

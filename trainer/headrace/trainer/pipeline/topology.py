@@ -110,6 +110,11 @@ class PipelineTopology(BaseModel):
             },
         )
 
+    def frozen(self) -> Self:
+        """Return the same topology with nothing that learns, whose steps are forward only, as in an evaluation."""
+        frozen = {"frozen": True, "frozen_projector": True}
+        return self.model_copy(update={"units": {unit: size.model_copy(update=frozen) for unit, size in self.units.items()}})
+
     @property
     def execution(self) -> ExecutionSpec:
         """What a job's spec says of trainers with this topology, as far as the topology knows it."""

@@ -63,6 +63,8 @@ class Layout:
     """Layer bounds of each unit's stages in this node's pipeline: (0, ..., number of layers)."""
     resumed: Resumed | None = None
     """The step that pipelines have already done a part of, if any."""
+    evaluates: bool = False
+    """Whether plans are of an evaluation, which are made for the replicas of the topology, whatever pipelines there are."""
 
     @classmethod
     def of(cls, snapshot: membership_pb2.Snapshot, name: str, spec: RecoverySpec, process: int = 0) -> Self | None:
@@ -108,8 +110,17 @@ class Layout:
         """
         return replace(self, resumed=Resumed.of(step, formation, done, self.pipelines))
 
+    def for_evaluation(self) -> Self:
+        """Return the layout of the same pipelines in an evaluation."""
+        return replace(self, resumed=None, evaluates=True)
+
     def formation_of(self, step: int) -> int:
-        """Return the generation of the pipelines for which the plan of a step must be made: these, unless it is resumed."""
+        """Return the generation of the pipelines for which the plan of a step must be made: these, unless it is resumed.
+
+        0: none, in an evaluation.
+        """
+        if self.evaluates:
+            return 0
         return self.resumed.formation if self.resumed is not None and self.resumed.step == step else self.generation
 
     @property
@@ -120,12 +131,12 @@ class Layout:
     def assigned(self, step: int, plan: StepPlan, seconds: Sequence[float]) -> tuple[Sequence[int], StepPlan]:
         """Return the numbers of the microbatches that this node's pipeline is to do in a step, and a plan of only these.
 
-        plan: made for the pipelines of `formation_of(step)`. It is followed as it is, unless the step is resumed. Then the
-        microbatches still to do are dealt out (`deal`), and every sample passes all units in the microbatch of its loss: a sample
-        that is deferred would cross from pipeline to pipeline.
+        plan: made for the pipelines of `formation_of(step)`. It is followed as it is, unless the step is resumed or of an
+        evaluation. Then the microbatches still to do are dealt out (`deal`), and every sample passes all units in the microbatch
+        of its loss: a sample that is deferred would cross from pipeline to pipeline.
 
-        seconds: predicted time of each microbatch of the plan. Raises UserError if the plan does not have the number of
-        microbatches that the nodes were told.
+        seconds: predicted time of each microbatch of the plan; empty where it was made for no pipelines. Raises UserError if the
+        plan does not have the number of microbatches that the nodes were told.
         """
         whole = [microbatch for microbatches in plan.replicas for microbatch in microbatches]
         if len(whole) != sum(self.shares):
@@ -133,13 +144,14 @@ class Layout:
                 f"the plan has {len(whole)} microbatches, but the nodes were told of {sum(self.shares)}: "
                 "the job's topology was changed, which the nodes of a recoverable job must not see"
             )
-        if self.resumed is None or self.resumed.step != step:
+        resumed = self.resumed if self.resumed is not None and self.resumed.step == step else None
+        if resumed is None and not self.evaluates:
             first = sum(self.shares[: self.pipeline])
             numbers: Sequence[int] = range(first, first + self.shares[self.pipeline])
             microbatches = [whole[number] for number in numbers]
         else:
-            left = set(range(len(whole))).difference(*self.resumed.done)
-            numbers = deal(seconds, self.shares, left)[self.pipeline]
+            left = set(range(len(whole))).difference(*(resumed.done if resumed is not None else ()))
+            numbers = deal(seconds or [1.0] * len(whole), self.shares, left)[self.pipeline]
             microbatches = [Microbatch(units=dict.fromkeys(plan.topology.stages, whole[number].units[LLM])) for number in numbers]
         microbatches = microbatches or [Microbatch(units=dict.fromkeys(plan.topology.stages, ()))]
         topology = Topology(replicas=1, microbatches=len(microbatches), stages=plan.topology.stages)

@@ -24,6 +24,7 @@ from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
+from headrace.trainer.recovery.node_evaluation import NodeEvaluations
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
 from headrace.trainer.recovery.nodes_spec import RecoverySpec, nodes_message
@@ -55,6 +56,7 @@ def train_recoverable(
     resume: Path | None = None,
     device: torch.device | None = None,
     fresh_weights: bool = False,
+    evaluate_every: int | None = None,
 ) -> None:
     """Train as a process of one of the job's nodes until its last step is committed, whichever other nodes are lost or join.
 
@@ -91,6 +93,7 @@ def train_recoverable(
             checkpoint=checkpoint,
             resume=resume,
             fresh_weights=fresh_weights,
+            evaluations=NodeEvaluations(endpoint, loader, evaluate_every),
         )
         meeting = Meeting(host)
         hello = membership_pb2.NodeHello(job=job, node=node, process=process, address=meeting.address, spec=nodes)

@@ -98,6 +98,10 @@ class NodeLoader(PortionLoader):
         """`number`: the node's session number, different for each node of the job. `device`: where packed portions are copied to.
         `transports`, `tls_ca`: as in `headrace.trainer.connect`.
         """
+        self.of_job: Callable[[str], NodeLoader] = lambda job: NodeLoader(
+            endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca
+        )
+        """Returns such a loader of another job."""
         self._layout: Layout | None = None
         self._columns: Sequence[str] = ()  # columns that are fetched
         self._needed: dict[int, Needed] = {}  # by step

@@ -27,6 +27,7 @@ from headrace.trainer.recovery.held_layers import Holding, make_holding, state_l
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.recovery.node_evaluation import NodeEvaluations
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.nodes_spec import RecoverySpec
 from headrace.trainer.recovery.recoverable_step import RecoverableStep, Share, apply
@@ -51,11 +52,13 @@ class Training:
         checkpoint: Path | None = None,
         resume: Path | None = None,
         fresh_weights: bool = False,
+        evaluations: NodeEvaluations,
     ) -> None:
         """`device`: where the model is. `dtype`: torch.autocast dtype. `checkpoint`, `resume`, `fresh_weights`: as in
         `headrace.trainer.recovery.node.train_recoverable`.
         """
         self.spec, self.job = spec, loader.spec.name
+        self._evaluations = evaluations
         self._loader, self._device, self._dtype = loader, device, dtype
         self._settings = spec.optimizer.resolved(model.name, model.pretrained)
         self._skip_policy = SkipPolicy(self._settings)
@@ -166,6 +169,7 @@ class Training:
 
         known: returns the generation of the newest snapshot that this node knows. Raises MeshCutError.
         """
+        self._evaluate()
         began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
             plan_wait_s = time.monotonic() - began_s
@@ -192,13 +196,18 @@ class Training:
             if self._layout.rank == 0 and all_applied is not None:
                 all_have_applied = partial(self._mesh.all_arrive, all_applied)
                 self._commit(plan.step, time.monotonic() - began_s, outcome.data_wait_s, all_have_applied=all_have_applied)
-            began_s = time.monotonic()
             if outcome.generation > self._layout.generation:
                 if all_applied is not None:
                     with self._mesh.interruptible():
                         self._mesh.wait(all_applied)
                 return False
+            self._evaluate()
+            began_s = time.monotonic()
+        self._evaluate(is_last=True)
         return True
+
+    def _evaluate(self, *, is_last: bool = False) -> None:
+        self._evaluations.meet(self.next_step, self._layout, self._mesh, self._step, is_last=is_last)
 
     def save(self) -> None:
         """Save the model after the last step, if there is a folder for it.

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from headrace.measured import MeasuredWork
+from headrace.message_codec import rejection_message
 from headrace.quarantine import Rejected
 from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
@@ -25,6 +26,7 @@ from headrace.trainer.recovery.host_staging import from_host, staged, to_host, w
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.train_step import SkipPolicy, StepResult
+from headrace.v1 import sessions_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class RecoverableStep:
             own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, staged(self._pipeline, stage.device))
             channels = Channels(layout.topology, own_rank, stage.device, open_end, wait)
         self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
+        self._evaluator = Executor(layout.topology.frozen(), layout.place, [stage], dtype, channels, wait)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in holders.items():
@@ -144,6 +147,22 @@ class RecoverableStep:
             raise
         loss_sum, num_targets = sums.tolist()
         return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
+
+    def evaluate(self, feed: StepFeed, speaks: bool) -> tuple[float, int, Sequence[bytes]]:
+        """Run forward only. Return the loss sum and the number of targets over all nodes, and the encoded CommitRequest of each
+        node that `speaks`, with the rejected samples of its pipeline. Raises MeshCutError."""
+        with self._mesh.interruptible(in_pipeline=True), torch.no_grad(), self._autocast:
+            totals = self._evaluator.run(feed.routes, feed)
+        rejected = feed.rejected if speaks else ()
+        said = sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString()
+        own = torch.tensor([float(totals.loss_sum), totals.num_targets, len(said)], dtype=torch.float64)
+        everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
+        with self._mesh.interruptible():
+            self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
+            self._evaluator.wire.flush()
+            table = torch.stack(everybody)
+            messages = self._mesh.gather(said, table[:, 2].long().tolist())
+        return float(table[:, 0].sum()), int(table[:, 1].sum()), messages
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this node has measured of the last `compute`."""

@@ -1,4 +1,4 @@
-"""The commands' client of the reorder service's Jobs API."""
+"""The client of the reorder service's Jobs API, which returns its messages; `headrace.jobs` is the one for users."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ LEDGER_PAGE = 256  # steps per request
 class JobsClient:
     """Blocking client of the Jobs API. Every method raises the Headrace error of the service's reply, or of a missing service."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, token: str | None = None) -> None:
+        """`token`: the cluster's token; None: the environment's."""
         self.endpoint = endpoint
-        self._channel = rpc.channel(endpoint)
+        self._channel = rpc.channel(endpoint, token=token)
         self._stub = jobs_pb2_grpc.JobsStub(self._channel)
 
     def __enter__(self) -> JobsClient:

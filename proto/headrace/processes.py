@@ -1,4 +1,4 @@
-"""Start, watch and end the child processes of a command together, whatever happens."""
+"""Start, watch and end `headrace` commands as child processes, together and whatever happens."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -83,10 +84,13 @@ class Process:
             log.seek(self._log_start)
             return log.read().decode(errors="replace").split("\n")
 
+    def last_lines(self, count: int) -> list[str]:
+        """Return the last lines that the process has written since its start, at most so many."""
+        return [line for line in self._lines() if line.strip()][-count:]
+
     def last_words(self) -> str:
         """Return the last line of the process's log, and where the rest is."""
-        lines = [line for line in self._lines() if line.strip()]
-        return f"{lines[-1] if lines else 'no word of it'} (log: {self.log})"
+        return f"{''.join(self.last_lines(1)) or 'no word of it'} (log: {self.log})"
 
     def terminate(self) -> None:
         """Ask the process to end, if it runs."""
@@ -103,28 +107,44 @@ class Process:
 
 
 class ProcessGroup:
-    """Processes that are ended together at the end of a `with` block. SIGTERM to this process counts as Ctrl-C."""
+    """Processes that are ended together at the end of a `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sigterm_interrupts: bool = True) -> None:
+        """`sigterm_interrupts`: SIGTERM to this process counts as Ctrl-C within the block; False: what it does stays as it is."""
         self.processes: list[Process] = []
+        self._sigterm_interrupts = sigterm_interrupts
 
     def add(self, process: Process) -> Process:
         self.processes.append(process)
         return process
 
     def __enter__(self) -> ProcessGroup:
-        self._former = signal.signal(signal.SIGTERM, _interrupt)
+        if self._sigterm_interrupts:
+            self._former = signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        former_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave any process behind
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        for process in reversed(self.processes):
-            process.terminate()
-        for process in reversed(self.processes):
-            process.wait(deadline - time.monotonic())
-        signal.signal(signal.SIGINT, former_interrupt)
-        signal.signal(signal.SIGTERM, self._former)
+        with _no_interrupt():  # a second Ctrl-C must not leave any process behind
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            for process in reversed(self.processes):
+                process.terminate()
+            for process in reversed(self.processes):
+                process.wait(deadline - time.monotonic())
+        if self._sigterm_interrupts:
+            signal.signal(signal.SIGTERM, self._former)
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Ignore Ctrl-C for the block, where this is the thread that gets it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
