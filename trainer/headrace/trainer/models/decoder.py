@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.model_shape import TransformerShape
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks, rms_norm
 from headrace.trainer.models.rotary import rotation
@@ -32,7 +33,7 @@ class Decoder(nn.Module):
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
 
     def forward(self, embeddings: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
-        """Return the normed hidden states. `position_ids` (T,) and `segments`, one per sample, are on the device."""
+        """Return the normed hidden states. `position_ids`, from `positions`, and `segments`, one per sample, are on the device."""
         x = embeddings
         layer_args = self.layer_args(position_ids, segments)
         for layer in self.layers:
@@ -40,8 +41,15 @@ class Decoder(nn.Module):
         output: Tensor = self.norm(x)
         return output
 
+    def positions(self, microbatch: PackedMicrobatch) -> Tensor:
+        """Return the positions of the tokens that `layer_args` takes: (T,)."""
+        return microbatch.position_ids
+
     def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
-        """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample."""
+        """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample.
+
+        `position_ids`: from `positions`, on the device.
+        """
         return rotation(position_ids[:, None], self.head_dim, theta=_THETA), segments
 
     @property

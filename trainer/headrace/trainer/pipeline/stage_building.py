@@ -206,7 +206,7 @@ class LlmStage(Stage):
         )
 
     def _layer_inputs(self, data: PackedMicrobatch) -> tuple[Tensor, Segments]:
-        return data.position_ids, Segments.of(data.cu_seqlens)
+        return self.model.decoder.positions(data), Segments.of(data.cu_seqlens)
 
     def _end_inputs(self, data: PackedMicrobatch) -> LlmEnd:
         return LlmEnd(targets=Targets.of(data.labels), image_rows=self.model.placeholders("vision", data.input_ids))

@@ -15,6 +15,7 @@ from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.huggingface.clip import ClipVision
 from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
 from headrace.trainer.models.huggingface.parts import Adapted
+from headrace.trainer.models.huggingface.published import published_model, published_shape
 from headrace.trainer.models.huggingface.qwen_vision import qwen_vision
 from headrace.trainer.models.huggingface.safetensors_reader import has_weights
 from headrace.trainer.models.huggingface.vision_tower import vision_config, vision_shape
@@ -27,6 +28,8 @@ def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
 
     Raises UserError for a path without a configuration, or with that of an unsupported model.
     """
+    if units.whole is not None:
+        return published_shape(units.whole)
     return replace(
         shape,
         vision=shape.vision if units.vision is None else vision_shape(units.vision),
@@ -37,7 +40,8 @@ def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
 
 def pretrained(units: HuggingFaceUnits) -> list[Path]:
     """Return those paths of these units that hold pretrained weights and not only a configuration."""
-    return [path for path in (units.vision, units.audio, units.llm) if path is not None and has_weights(path)]
+    paths = (units.whole, units.vision, units.audio, units.llm)
+    return [path for path in paths if path is not None and has_weights(path)]
 
 
 def adapted_model(
@@ -54,9 +58,18 @@ def adapted_model(
     """Build the model on the meta device, for `stages.build_stages` to cut stages from, or for `to_empty` and `initialise`.
 
     shape: sizes of the units that stay the compact model's. All other arguments: see `MultimodalModel`. Projectors are the
-    compact model's, except Qwen2.5-VL's own if its output is as wide as the LLM. Raises UserError where a unit does not fit the
-    job or cannot run on packed sequences.
+    compact model's, except Qwen-VL's own if its output is as wide as the LLM, and those of a whole model. Raises UserError where a
+    unit does not fit the job or cannot run on packed sequences.
     """
+    if units.whole is not None:
+        return published_model(
+            units.whole,
+            vocab_size=vocab_size,
+            image=image,
+            audio=audio,
+            image_token_id=image_token_id,
+            audio_token_id=audio_token_id,
+        )
     shape = adapted_shape(units, shape)
     with torch.device("meta"):
         model = MultimodalModel(
@@ -91,7 +104,7 @@ def initialise(model: MultimodalModel, seed: int) -> None:
 
 
 def _adapt_vision(model: MultimodalModel, path: Path, image: ImageSpec, *, token_width: int) -> None:
-    if vision_config(path).model_type == "qwen2_5_vl_vision":
+    if vision_config(path).model_type in ("qwen2_vl_vision", "qwen2_5_vl_vision"):
         model.vision, merger = qwen_vision(path, image, token_width=token_width)
         model.vision_projector = merger or model.vision_projector
     else:

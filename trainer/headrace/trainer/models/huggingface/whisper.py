@@ -22,7 +22,7 @@ from headrace.trainer.loading.collate import cumulative, places
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
 from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, read_config, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, Published, prefixed, read_config, skeleton
 
 
 class WhisperAudio(Adapted, AudioEncoder):
@@ -32,7 +32,7 @@ class WhisperAudio(Adapted, AudioEncoder):
     that Whisper was trained with, which are not trained.
     """
 
-    checkpoint_prefixes = ("model.encoder.", "encoder.", "")
+    layouts = prefixed("model.encoder.", "encoder.", "")
 
     def __init__(self, path: Path, audio: AudioSpec) -> None:
         """Raises UserError where the model cannot take the job's mel bins or the longest recording that the job allows."""
