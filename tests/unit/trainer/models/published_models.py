@@ -42,6 +42,8 @@ _LLM = {
 }
 _MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2]}
 _QWEN = {"patch_size": PATCH, "spatial_merge_size": MERGE, "num_heads": 4, "depth": 4, "initializer_range": 0.1}
+_VIT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "patch_size": PATCH}
+_IMAGE = {"patch": PATCH, "merge": MERGE, "min_pixels": 64, "max_pixels": 65536}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,8 @@ class Family:
         """The model of `transformers`, which is then in the folder, as published."""
         torch.manual_seed(seed)
         model = getattr(transformers, ARCHITECTURES[self.name])(self.config)
+        for parameter in model.parameters():  # what would begin at zero could be mistaken
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
         model.save_pretrained(folder)
         return model.eval()
 
@@ -120,6 +124,9 @@ class Family:
 ARCHITECTURES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "qwen2_audio": "Qwen2AudioForConditionalGeneration",
 }
 
 
@@ -141,11 +148,31 @@ def family(name: str) -> Family:
             config = transformers.Qwen2VLConfig(
                 vision_config=vision, text_config=text, image_token_id=IMAGE_TOKEN, tie_word_embeddings=True
             )
+        case "llava":
+            tower = transformers.CLIPVisionConfig(**_VIT, image_size=4 * PATCH)
+            config = transformers.LlavaConfig(
+                vision_config=tower, text_config=transformers.LlamaConfig(**_LLM), image_token_index=IMAGE_TOKEN
+            )
+            return Family(name=name, config=config, spec=_spec(image={**_IMAGE, "merge": 1}), grids=((1, 4, 4),))
+        case "internvl":
+            tower = transformers.InternVLVisionConfig(**_VIT, image_size=4 * PATCH)
+            config = transformers.InternVLConfig(
+                vision_config=tower, text_config=transformers.Qwen2Config(**_LLM), image_token_id=IMAGE_TOKEN
+            )
+            return Family(name=name, config=config, spec=_spec(image=_IMAGE), grids=((1, 4, 4),))
+        case "qwen2_audio":
+            encoder = {"num_mel_bins": BINS, "d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4}
+            config = transformers.Qwen2AudioConfig(
+                audio_config={**encoder, "encoder_ffn_dim": 48, "max_source_positions": FRAMES // 2, "initializer_range": 0.1},
+                text_config=transformers.Qwen2Config(**_LLM),
+                audio_token_index=AUDIO_TOKEN,
+            )
+            audio = {"mel_bins": BINS, "frames_per_token": 4, "last_token": "drop", "max_seconds": FRAMES / 100}
+            return Family(name=name, config=config, spec=_spec(audio=audio))
         case _:
             raise AssertionError(name)
-    image = {"patch": PATCH, "merge": MERGE, "min_pixels": 64, "max_pixels": 65536}
     grids = ((1, 6, 10), (1, 2, 2), (1, 8, 8), (1, 4, 6))
-    return Family(name=name, config=config, spec=_spec(image=image, mrope=True), grids=grids)
+    return Family(name=name, config=config, spec=_spec(image=_IMAGE, mrope=True), grids=grids)
 
 
 def our_logits(model: MultimodalModel, batch: PackedMicrobatch) -> Tensor:
@@ -165,14 +192,22 @@ def their_logits(original: Any, batch: PackedMicrobatch) -> Tensor:
         if images:
             grids = batch.image_grids[image : image + images]
             first, last = batch.image_cu_seqlens[[image, image + images]].tolist()
-            inputs |= _images(original.config.model_type, batch.patches[first:last], grids, ids)
-        image += images
+            inputs |= _images(original.config, batch.patches[first:last], grids, ids)
+        if recordings := int(batch.recordings_per_sample[sample]):
+            mel = batch.mel.view(-1, FRAMES, BINS)[recording : recording + recordings].float().transpose(1, 2)
+            inputs |= {"input_features": mel, "feature_attention_mask": torch.ones(recordings, FRAMES, dtype=torch.int64)}
+        image, recording = image + images, recording + recordings
         found.append(original(**inputs).logits[0])
     return torch.cat(found)
 
 
-def _images(kind: str, patches: Tensor, grids: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    frame = _standardised(patches, "OPENAI_CLIP")
+def _images(config: Any, patches: Tensor, grids: Tensor, ids: Tensor) -> dict[str, Tensor]:
+    frame = _standardised(patches, "IMAGENET_DEFAULT" if config.model_type == "internvl" else "OPENAI_CLIP")
+    if config.model_type in ("llava", "internvl"):
+        _, height, width = grids[0].tolist()
+        merge = MERGE if config.model_type == "internvl" else 1
+        blocks = frame.view(len(grids), height // merge, width // merge, merge, merge, 3, PATCH, PATCH)
+        return {"pixel_values": blocks.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(len(grids), 3, height * PATCH, width * PATCH)}
     pixels = torch.stack((frame, frame), dim=2).flatten(1)  # channel, frame, row, column
     return {"pixel_values": pixels, "image_grid_thw": grids.long(), "mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -22,8 +21,8 @@ class HuggingFaceUnits(BaseModel):
     """A published model that all units and projectors are taken from: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL or Qwen2-Audio. The
     job's text.tokenizer must be the model's."""
     vision: Path | None = None
-    """Qwen2-VL, Qwen2.5-VL, SigLIP or CLIP: the whole model or its vision tower. The job's image.patch, and for Qwen-VL image.merge,
-    must equal the model's."""
+    """Qwen2-VL, Qwen2.5-VL, SigLIP or CLIP: the whole model or its vision tower. The job's image.patch, and for Qwen-VL
+    image.merge, must equal the model's."""
     audio: Path | None = None
     """Whisper. The job's audio.mel_bins must equal the model's."""
     llm: Path | None = None

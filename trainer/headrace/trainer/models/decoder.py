@@ -33,7 +33,7 @@ class Decoder(nn.Module):
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
 
     def forward(self, embeddings: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
-        """Return the normed hidden states. `position_ids`, from `positions`, and `segments`, one per sample, are on the device."""
+        """Return the normed hidden states. `position_ids` (of `positions`) and `segments`, one a sample, are on the device."""
         x = embeddings
         layer_args = self.layer_args(position_ids, segments)
         for layer in self.layers:

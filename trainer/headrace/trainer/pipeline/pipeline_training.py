@@ -14,6 +14,7 @@ from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
+from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
@@ -26,7 +27,6 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
-from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step

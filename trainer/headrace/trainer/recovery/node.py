@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError, UnrecoverableError, UserError
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_staged_nodes
-from headrace.trainer.pipeline.whole_model import WholeModel
+from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError

@@ -49,10 +49,9 @@ class Entrance(nn.Module):
         """Turn the embedded patches x (P, width) of `images` into the rows (R, width) that the layers work on."""
         table = self.embeddings.get_parameter("position_embedding.weight")
         if self.norm is None:
-            return x + _positions(table, images)
+            return x + positions_of(table, images)
         class_token = self.embeddings.get_parameter("class_embedding") + table[0]
-        rows = class_token.repeat(sum(images.segments.lengths), 1)
-        output: Tensor = self.norm(rows.index_copy(0, images.rows, x + _positions(table[1:], images)))
+        output: Tensor = self.norm(class_token_rows(x + positions_of(table[1:], images), class_token, images))
         return output
 
 
@@ -133,7 +132,12 @@ class ClipVision(Adapted, VisionEncoder):
         return (layout,)
 
 
-def _positions(table: Tensor, images: Images) -> Tensor:
+def class_token_rows(x: Tensor, class_token: Tensor, images: Images) -> Tensor:
+    """Return the rows (R, width): the embedded patches x (P, width), and each image's class token (width,) in front of them."""
+    return class_token.repeat(sum(images.segments.lengths), 1).index_copy(0, images.rows, x)
+
+
+def positions_of(table: Tensor, images: Images) -> Tensor:
     """Return the position embeddings (P, width) of packed patches, interpolated from the `table` (side * side, width)."""
     side = math.isqrt(len(table))
     square = table.T.reshape(1, -1, side, side)

@@ -46,7 +46,8 @@ class AdaptedDecoder(Adapted, Decoder):
         self.embed = trunk.embed_tokens
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in trunk.layers)
         self.norm = trunk.norm
-        self.head = None if model.config.tie_word_embeddings else model.lm_head
+        self.head = None if getattr(model.config, "tie_word_embeddings", False) else model.lm_head
+        self.tied_names = ("lm_head.weight",) if self.head is None else ()
         self._rotary = PerDevice(type(trunk.rotary_emb), trunk.config)
         self.is_mrope = "mrope_section" in config.rope_parameters
         """Whether tokens have positions in time, height and width (M-RoPE)."""

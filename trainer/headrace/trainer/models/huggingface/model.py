@@ -12,13 +12,14 @@ from headrace.model_shape import ModelShape
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models import multimodal
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.huggingface.clip import ClipVision
 from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
-from headrace.trainer.models.huggingface.parts import Adapted
+from headrace.trainer.models.huggingface.parts import Adapted, read_config
 from headrace.trainer.models.huggingface.published import published_model, published_shape
 from headrace.trainer.models.huggingface.qwen_vision import qwen_vision
 from headrace.trainer.models.huggingface.safetensors_reader import has_weights
-from headrace.trainer.models.huggingface.vision_tower import vision_config, vision_shape
+from headrace.trainer.models.huggingface.vision_tower import patch_side, vision_config, vision_shape
 from headrace.trainer.models.huggingface.whisper import WhisperAudio, audio_shape
 from headrace.trainer.models.multimodal import MultimodalModel
 
@@ -36,6 +37,26 @@ def adapted_shape(units: HuggingFaceUnits, shape: ModelShape) -> ModelShape:
         audio=shape.audio if units.audio is None else audio_shape(units.audio),
         llm=shape.llm if units.llm is None else decoder_shape(units.llm),
     )
+
+
+def own_settings(units: HuggingFaceUnits) -> tuple[ImageSpec, AudioSpec]:
+    """Return settings of a job's images and recordings that fit the models, such as the size of patches."""
+    image, audio = ImageSpec(), AudioSpec(max_seconds=30)
+    vision_path, audio_path = units.whole or units.vision, units.whole or units.audio
+    vision = None if vision_path is None else read_config(vision_path)
+    if vision is not None:
+        config = getattr(vision, "vision_config", vision)
+        if hasattr(config, "patch_size"):
+            merge = getattr(config, "spatial_merge_size", round(1 / getattr(vision, "downsample_ratio", 1)))
+            image = image.model_copy(update={"patch": patch_side(config), "merge": merge})
+    if audio_path is not None:
+        config = read_config(audio_path)
+        config = getattr(config, "audio_config", config)
+        if hasattr(config, "num_mel_bins"):
+            drops = {} if config.model_type == "whisper" else {"frames_per_token": 4, "last_token": "drop"}
+            positions = {"max_seconds": config.max_source_positions * STRIDE * audio.hop_s}
+            audio = audio.model_copy(update={"mel_bins": config.num_mel_bins, **positions, **drops})
+    return image, audio
 
 
 def pretrained(units: HuggingFaceUnits) -> list[Path]:
@@ -58,8 +79,8 @@ def adapted_model(
     """Build the model on the meta device, for `stages.build_stages` to cut stages from, or for `to_empty` and `initialise`.
 
     shape: sizes of the units that stay the compact model's. All other arguments: see `MultimodalModel`. Projectors are the
-    compact model's, except Qwen-VL's own if its output is as wide as the LLM, and those of a whole model. Raises UserError where a
-    unit does not fit the job or cannot run on packed sequences.
+    compact model's, except Qwen-VL's own if its output is as wide as the LLM, and those of a whole model. Raises UserError where
+    a unit does not fit the job or cannot run on packed sequences.
     """
     if units.whole is not None:
         return published_model(

@@ -17,7 +17,6 @@ from headrace.errors import UserError
 from headrace.trainer.models.huggingface.packed_layer import PACKED
 from headrace.trainer.models.huggingface.safetensors_reader import Layout, has_weights, load
 
-
 WHOLE = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", "qwen2_audio")
 """Supported values of `model_type` of whole models: encoder, projector and llm (`published`)."""
 
@@ -50,7 +49,7 @@ def _check_dropout(config: Mapping[str, Any]) -> None:
     for name, value in config.items():
         if isinstance(value, dict):
             _check_dropout(value)
-        elif isinstance(name, str) and ("dropout" in name or "layerdrop" in name) and isinstance(value, int | float) and value > 0:
+        elif isinstance(value, int | float) and value > 0 and ("dropout" in str(name) or "layerdrop" in str(name)):
             raise UserError(
                 f"the model's {name} is {value}, but training here is without dropout: set it to 0 in its config.json"
             )
@@ -106,6 +105,15 @@ class Adapted(nn.Module):
     stored_names: dict[str, str]
     """Name in the model of `transformers` of each parameter. Parameters with the same one share its stored rows, in order."""
 
+    model_names: frozenset[str]
+    """Names of all parameters of that model, also of those that the unit does not have."""
+    tied_names: Sequence[str] = ()
+    """Names of parameters of that model that are others of it."""
+
+    def fixed(self) -> Mapping[str, Tensor]:
+        """Return the tensors of that model, by name, that the unit computes and does not train."""
+        return {}
+
     def adopt(self, model: PreTrainedModel, path: Path, whole: Published | None = None) -> None:
         """Take the stored names and the initialisation from `model`. To be called once, when the modules are in place.
 
@@ -117,6 +125,7 @@ class Adapted(nn.Module):
         if whole is not None:
             self.layouts = whole.layouts
         names = {id(tensor): name for name, tensor in (whole.model if whole else model).named_parameters()}
+        self.model_names = frozenset(names.values())
         self.stored_names = {name: names[id(tensor)] for name, tensor in self.named_parameters()}
 
     @torch.no_grad()

@@ -7,10 +7,10 @@ as an encoder of recordings, is a module without weights that refuses samples wh
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import transformers
 from torch import Tensor, nn
 
@@ -18,12 +18,15 @@ from headrace.errors import UserError
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.audio_encoder import AudioEncoder
-from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
+from headrace.trainer.models.huggingface.intern_vision import intern_vision
 from headrace.trainer.models.huggingface.llava import llava_layers, llava_vision
+from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
 from headrace.trainer.models.huggingface.parts import WHOLE, Published, read_config, skeleton
+from headrace.trainer.models.huggingface.qwen_audio import qwen_audio
 from headrace.trainer.models.huggingface.qwen_vision import QwenMerger, QwenVision
 from headrace.trainer.models.huggingface.safetensors_reader import Layout
-from headrace.trainer.models.huggingface.vision_tower import check_merge, check_patch, patch_side, shape_of_tower
+from headrace.trainer.models.huggingface.vision_tower import check_merge, check_patch, shape_of_tower
+from headrace.trainer.models.huggingface.whisper import shape_of_encoder
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.models.projector import Projector
 from headrace.trainer.models.vision_encoder import VisionEncoder
@@ -69,6 +72,8 @@ _FAMILIES = {
     "qwen2_vl": _Family("Qwen2VLForConditionalGeneration", _NAMED_AS_QWEN, vision=_qwen),
     "qwen2_5_vl": _Family("Qwen2_5_VLForConditionalGeneration", _NAMED_AS_QWEN, vision=_qwen),
     "llava": _Family("LlavaForConditionalGeneration", _NAMED_AS_LLAVA, vision=llava_vision),
+    "internvl": _Family("InternVLForConditionalGeneration", _NAMED_AS_LLAVA, vision=intern_vision),
+    "qwen2_audio": _Family("Qwen2AudioForConditionalGeneration", _NAMED_AS_LLAVA, audio=qwen_audio),
 }
 
 
@@ -77,8 +82,8 @@ def published_model(
 ) -> MultimodalModel:
     """Build the model in the folder at `path` on the meta device, for `adapted.initialise` to load, whole or in stages.
 
-    vocab_size, image_token_id, audio_token_id: of the job's tokenizer. Raises UserError where the model is of no supported family,
-    or does not fit the job.
+    vocab_size, image_token_id, audio_token_id: of the job's tokenizer. Raises UserError where the model is of no supported
+    family, or does not fit the job.
     """
     family = _family(path)
     config = read_config(path)
@@ -105,18 +110,10 @@ def published_shape(path: Path) -> ModelShape:
     if family.vision is not None:
         vision = shape_of_tower(config.vision_config)
     if config.model_type == "llava":
-        vision = TransformerShape(**{**_fields(vision), "layers": llava_layers(config)})
+        vision = replace(vision, layers=llava_layers(config))
+    if family.audio is not None:
+        audio = shape_of_encoder(config.audio_config)
     return ModelShape(vision=vision, audio=audio, llm=decoder_shape(path, is_whole=True))
-
-
-def own_settings(path: Path) -> tuple[ImageSpec, AudioSpec]:
-    """Return a job's settings of images and recordings that fit the model: patches and what is joined to a token."""
-    config = read_config(path)
-    vision = getattr(config, "vision_config", None)
-    image = ImageSpec()
-    if vision is not None:
-        image = image.model_copy(update={"patch": patch_side(vision), "merge": getattr(vision, "spatial_merge_size", 1)})
-    return image, AudioSpec()
 
 
 def _family(path: Path) -> _Family:
@@ -137,10 +134,6 @@ def _check_placeholder(path: Path, kind: str, of_model: int | None, of_job: int)
         )
 
 
-def _fields(shape: TransformerShape) -> dict[str, Any]:
-    return {name: getattr(shape, name) for name in ("layers", "width", "heads", "kv_heads", "mlp", "gated")}
-
-
 class _NoVision(VisionEncoder):
     """The encoder of images of a model that takes none."""
 
@@ -148,7 +141,7 @@ class _NoVision(VisionEncoder):
         nn.Module.__init__(self)
         self.width, self.layers, self._path = 0, nn.ModuleList(), path
 
-    def layout(self, image_grids: Tensor, image_cu_seqlens: Tensor) -> Any:
+    def layout(self, image_grids: Tensor, _: Tensor) -> Any:
         """Raise UserError: there are images, and the model takes none."""
         raise UserError(f"a sample has {len(image_grids)} images, and the model in {self._path} takes none: leave them out")
 

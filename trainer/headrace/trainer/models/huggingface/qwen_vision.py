@@ -133,9 +133,7 @@ class QwenVision(Adapted, VisionEncoder):
         positions, images = patch_positions(image_grids, self.merge), Segments.of(image_cu_seqlens)
         if self._window is None:
             order = torch.arange(len(positions))
-            return Windows(
-                order=order, inverse_order=order, positions=positions, image_segments=images, window_segments=images
-            )
+            return Windows(order=order, inverse_order=order, positions=positions, image_segments=images, window_segments=images)
         groups, cu_windows = get_vision_window_index(image_grids, self.merge, self._window, self._patch)
         order = (groups[:, None] * self.merge**2 + torch.arange(self.merge**2)).flatten()
         return Windows(

@@ -57,6 +57,17 @@ def load(folder: Path, tensors: Mapping[str, Sequence[Tensor]], layouts: Sequenc
                 part.copy_(values)
 
 
+def read_tensor(folder: Path, name: str, layouts: Sequence[Layout]) -> Tensor:
+    """Return one tensor of a checkpoint by the model's own name. Raises UserError where it is missing."""
+    files = tensor_files(folder)
+    stored = stored_name(name, layout_of(files, [name], layouts))
+    if stored not in files:
+        raise UserError(f"the checkpoint {folder} has no tensor {stored}, which its config.json asks for: take a whole one")
+    with open_tensors(files[stored]) as tensors:
+        found: Tensor = tensors.get_tensor(stored)
+        return found
+
+
 def stored_name(name: str, layout: Layout) -> str:
     """Return the name that a tensor has in a checkpoint of this layout: of several beginnings that it has the longest counts."""
     known = max((beginning for beginning in layout if name.startswith(beginning)), key=len, default=None)

@@ -39,12 +39,13 @@ class WholeModel:
         if units == HuggingFaceUnits():
             make = partial(build_model, name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
             return cls(name=name, shape=MODEL_SHAPES[name], make=make, initialise=initialise)
-        try:
-            from headrace.trainer.models.huggingface import model as adapted
-        except ImportError as err:
-            raise UserError(
-                f"the topology's model needs transformers, which is not here ({err}): pip install transformers"
-            ) from err
+        need_transformers()
+        from headrace.trainer.models.huggingface import model as adapted
+        from headrace.trainer.models.huggingface.tokenizer_check import check_tokenizer
+
+        for path in (units.whole, units.llm):
+            if path is not None:
+                check_tokenizer(path, spec.text.tokenizer, vocabulary, is_whole=path is units.whole)
         make = partial(
             adapted.adapted_model,
             units,
@@ -63,3 +64,11 @@ class WholeModel:
             initialise=adapted.initialise,
             pretrained=adapted.pretrained(units),
         )
+
+
+def need_transformers() -> None:
+    """Raise UserError where `transformers` is missing."""
+    try:
+        from headrace.trainer.models.huggingface import model  # noqa: F401
+    except ImportError as err:
+        raise UserError(f"the topology's model needs transformers, which is not here ({err}): pip install transformers") from err
