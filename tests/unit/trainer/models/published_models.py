@@ -62,13 +62,13 @@ class Family:
         image, audio = (IMAGE_TOKEN, -1) if self.grids else (-1, AUDIO_TOKEN)
         return Vocabulary(size=VOCAB, image_token=image, audio_token=audio)
 
-    def original(self, folder: Path, seed: int = 0) -> Any:
+    def original(self, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
         """The model of `transformers`, which is then in the folder, as published."""
         torch.manual_seed(seed)
         model = getattr(transformers, ARCHITECTURES[self.name])(self.config)
         for parameter in model.parameters():  # what would begin at zero could be mistaken
             parameter.data.add_(torch.randn_like(parameter), alpha=0.05)
-        model.save_pretrained(folder)
+        model.to(dtype).save_pretrained(folder)
         return model.eval()
 
     def skeleton(self, folder: Path) -> MultimodalModel:
@@ -173,6 +173,11 @@ def family(name: str) -> Family:
             raise AssertionError(name)
     grids = ((1, 6, 10), (1, 2, 2), (1, 8, 8), (1, 4, 6))
     return Family(name=name, config=config, spec=_spec(image=_IMAGE, mrope=True), grids=grids)
+
+
+def load(of: Family, folder: Path) -> Any:
+    """The model of `transformers` from a folder."""
+    return getattr(transformers, ARCHITECTURES[of.name]).from_pretrained(folder).eval()
 
 
 def our_logits(model: MultimodalModel, batch: PackedMicrobatch) -> Tensor:

@@ -41,8 +41,11 @@ class WholeModel:
             return cls(name=name, shape=MODEL_SHAPES[name], make=make, initialise=initialise)
         need_transformers()
         from headrace.trainer.models.huggingface import model as adapted
+        from headrace.trainer.models.huggingface.llm import check_positions
         from headrace.trainer.models.huggingface.tokenizer_check import check_tokenizer
 
+        if units.whole is not None:
+            check_positions(units.whole, spec)
         for path in (units.whole, units.llm):
             if path is not None:
                 check_tokenizer(path, spec.text.tokenizer, vocabulary, is_whole=path is units.whole)

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from headrace.errors import UserError
 from headrace.model_shape import TransformerShape
+from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.decoder import Decoder
@@ -49,7 +50,7 @@ class AdaptedDecoder(Adapted, Decoder):
         self.head = None if getattr(model.config, "tie_word_embeddings", False) else model.lm_head
         self.tied_names = ("lm_head.weight",) if self.head is None else ()
         self._rotary = PerDevice(type(trunk.rotary_emb), trunk.config)
-        self.is_mrope = "mrope_section" in config.rope_parameters
+        self.is_mrope = _is_mrope(config)
         """Whether tokens have positions in time, height and width (M-RoPE)."""
         self.adopt(trunk, path, whole) if whole else self.adopt(model, path)
 
@@ -69,6 +70,16 @@ class AdaptedDecoder(Adapted, Decoder):
         like = torch.empty(0, device=position_ids.device)
         rows = position_ids[:, None] if self.is_mrope else position_ids[None]
         return segments, self._rotary.on(position_ids.device)(like, rows)
+
+
+def check_positions(path: Path, spec: JobSpec) -> None:
+    """Raise UserError where the whole model at `path` has M-RoPE, whose positions the job does not make."""
+    if _is_mrope(_config(path, is_whole=True)) and not spec.mrope:
+        raise UserError(f"the model in {path} takes positions in time, height and width: set mrope: true in the job")
+
+
+def _is_mrope(config: Any) -> bool:
+    return "mrope_section" in config.rope_parameters
 
 
 def decoder_shape(path: Path, *, is_whole: bool = False) -> TransformerShape:

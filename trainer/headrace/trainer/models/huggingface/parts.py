@@ -83,6 +83,8 @@ class Published:
     """The model of `transformers`, with its head."""
     layouts: Sequence[Layout]
     """How its checkpoints may write the names of its tensors, the usual one first."""
+    names: frozenset[str]
+    """Names of all its parameters."""
 
     @property
     def config(self) -> Any:
@@ -125,7 +127,7 @@ class Adapted(nn.Module):
         if whole is not None:
             self.layouts = whole.layouts
         names = {id(tensor): name for name, tensor in (whole.model if whole else model).named_parameters()}
-        self.model_names = frozenset(names.values())
+        self.model_names = whole.names if whole else frozenset(names.values())
         self.stored_names = {name: names[id(tensor)] for name, tensor in self.named_parameters()}
 
     @torch.no_grad()

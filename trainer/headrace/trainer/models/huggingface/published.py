@@ -90,7 +90,9 @@ def published_model(
     _check_placeholder(path, "image", getattr(config, "image_token_id", None), image_token_id)
     _check_placeholder(path, "audio", getattr(config, "audio_token_id", None), audio_token_id)
     make = getattr(transformers, family.architecture)._from_config
-    whole = Published(path=path, model=skeleton(make, config), layouts=family.layouts)
+    model = skeleton(make, config)
+    names = frozenset(name for name, _ in model.named_parameters())
+    whole = Published(path=path, model=model, layouts=family.layouts, names=names)
     decoder = AdaptedDecoder(path, vocab_size=vocab_size, whole=whole)
     vision: Vision = (_NoVision(path), _NoProjector()) if family.vision is None else family.vision(whole, image)
     recordings: Audio = (_NoAudio(path), _NoProjector()) if family.audio is None else family.audio(whole, audio)

@@ -117,6 +117,7 @@ class QwenVision(Adapted, VisionEncoder):
         self._rotary, self._patch = PerDevice(type(model.rotary_pos_emb), config), config.patch_size
         self.adopt(model, path, whole)
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
+        self.model_names = frozenset(_OF_FUSED.sub("", name) for name in self.model_names)
 
     def embed_inputs(self, patches: Tensor) -> Tensor:
         """Return the input of the first layer, (P, width), from uint8 patches in packed order."""
@@ -159,6 +160,7 @@ class QwenMerger(Adapted, Projector):
         self.group = model.config.spatial_merge_size**2
         self.merger = model.merger
         self.adopt(model, path, whole)
+        self.model_names = frozenset(_OF_FUSED.sub("", name) for name in self.model_names)
 
     def forward(self, features: Tensor, _: Groups) -> Tensor:
         """Project the features of all images, whose merge groups are complete."""
