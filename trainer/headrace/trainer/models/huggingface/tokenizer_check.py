@@ -42,6 +42,6 @@ def vocabulary_size(file: Path) -> int:
         document = json.loads(file.read_text(encoding="utf-8"))
         tokens = document["model"]["vocab"]
         ids = [*tokens.values()] if isinstance(tokens, dict) else [len(tokens) - 1]
-        return 1 + max(*ids, *(token["id"] for token in document.get("added_tokens") or ()))
+        return 1 + int(max(*ids, *(token["id"] for token in document.get("added_tokens") or ())))
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise UserError(f"{file} is no tokenizer: {err}; take the model's own") from err
