@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
@@ -15,6 +16,7 @@ from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.agreement import check_replicas
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embedding_parameters, log_step, make_optimizer
@@ -68,6 +70,8 @@ def train(
         adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        replicas = dist.group.WORLD if dist.is_initialized() else None
+        check_replicas(model.named_parameters(), replicas, "the model", device)
         if loader.has_next():
             check_fresh(job, loader.next_step, allowed=fresh_weights)
         for step in loader:
@@ -77,6 +81,9 @@ def train(
                 train_step.accumulate(microbatch.data)
             PROGRESS.begin("update")
             result = train_step.finish(settings.rate(step.index))
+            if settings.checks_replicas(step.index):
+                PROGRESS.begin("comparison of replicas")
+                check_replicas(model.named_parameters(), replicas, "the model", device, step=step.index)
             PROGRESS.begin("commit")
             loader.commit(step, loss=result.recorded_loss)
             PROGRESS.excuse("waits for the next step")

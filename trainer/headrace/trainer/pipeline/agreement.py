@@ -1,4 +1,4 @@
-"""Checks before the first step: all processes of a pipeline were started alike, and replicas begin with equal weights."""
+"""Checks that processes agree: all of a pipeline were started alike, and replicas begin, and go on, with equal weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from headrace.errors import UserError
+from headrace.errors import HeadraceError, UserError
 from headrace.observability.logs import pairs
 
 log = logging.getLogger(__name__)
 
-_PRIME = 1_000_003
 _BITS = {2: torch.int16, 4: torch.int32}
 
 
@@ -33,26 +32,49 @@ def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: t
         )
 
 
-def check_replicas(parameters: Iterable[Tensor], group: dist.ProcessGroup | None, stage: str, device: torch.device) -> None:
-    """Raise UserError on all replicas of a stage if their weights differ.
+def check_replicas(
+    named: Iterable[tuple[str, Tensor]],
+    group: dist.ProcessGroup | None,
+    of: str,
+    device: torch.device,
+    *,
+    step: int | None = None,
+) -> None:
+    """Raise an error on all replicas if their weights differ, which names the replicas and the first weight. A collective call.
 
-    `group`: the stage's data-parallel group, None if it has one replica. `stage`: its name for the error message.
+    named: the weights by name, of which each replica sends a digest of 8 bytes. group: the data-parallel group, None if there is
+    one replica. of: what the replicas are of, for the message. step: the one that they have just trained; None: before the first,
+    where other weights are the user's to mend (UserError), and not a HeadraceError.
     """
-    others = [] if group is None else _different(fingerprint(parameters), group, device)
-    if others:
+    if group is None or group.size() == 1:
+        return
+    names, weights = zip(*named, strict=True)
+    own = digests(weights).to(device)
+    everybody = [torch.empty_like(own) for _ in range(group.size())]
+    group.allgather([everybody], [own]).wait()
+    differing = torch.stack(everybody).cpu() != everybody[0].cpu()
+    others = differing.any(dim=1).nonzero().flatten().tolist()
+    if not others:
+        return
+    first = names[int(differing.any(dim=0).nonzero()[0])]
+    if step is None:
         raise UserError(
-            f"replicas {_named(others)} of {stage} begin with other weights than replica 0, and would never learn the same: "
-            "give all hosts the same files of the model and of the checkpoint"
+            f"replicas {_named(others)} of {of} begin with other weights than replica 0, first in {first}, and would never learn "
+            "the same: give all hosts the same files of the model and of the checkpoint"
         )
+    raise HeadraceError(
+        f"after step {step} replicas {_named(others)} of {of} have other weights than replica 0, first in {first}: they no "
+        "longer train one model; go on from a checkpoint (--resume), without the hosts whose memory or device may be faulty"
+    )
 
 
-def fingerprint(parameters: Iterable[Tensor]) -> int:
-    """Return a 63-bit hash of the parameters' bits: equal for equal values, and hardly ever for different ones."""
-    total = 0
-    for parameter in parameters:
-        bits = parameter.detach().flatten().view(_BITS[parameter.element_size()])
-        total = (total * _PRIME + int(bits.sum(dtype=torch.int64))) % 2**63
-    return total
+def digests(weights: Iterable[Tensor]) -> Tensor:
+    """Return a digest of each weight's bits, (n,) int64 on their device: equal for equal values, hardly ever for others.
+
+    It is a sum, which costs one reading of the weights, and for which the host does not wait.
+    """
+    flat = (weight.detach().flatten() for weight in weights)
+    return torch.stack([bits.view(_BITS[bits.element_size()]).sum(dtype=torch.int64) for bits in flat])
 
 
 class FrozenFlags(Protocol):

@@ -13,6 +13,7 @@ from torch import nn
 from headrace.measured import MeasuredWork
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.agreement import check_replicas
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.executor import Executor, Totals
 from headrace.trainer.pipeline.kept_activations import measure_kept
@@ -127,6 +128,12 @@ class PipelineStep:
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this process has measured of the last step's actions."""
         return self._executor.clock.work()
+
+    def check_replicas(self, step: int | None = None) -> None:
+        """Compare this stage's weights with those of its other replicas (`agreement.check_replicas`). Collective."""
+        self.optimizer.wait()
+        named = (one for stage in self.stages for one in stage.model.named_parameters())
+        check_replicas(named, self.groups.replicas, f"stage {self.place.stage} of {self.place.unit}", self._device, step=step)
 
     def discard(self) -> None:
         """Drop the gradients, also before the replay of a step that was not committed."""

@@ -16,7 +16,7 @@ from headrace.trainer.devices import local_device, warn_quadratic_attention, war
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
+from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
@@ -106,8 +106,7 @@ def train_pipeline(
                     del begin  # it is mapped into memory, and its files may soon be removed
                 elif loader.has_next():
                     check_fresh(job, loader.next_step, allowed=fresh_weights)
-                weights = [weight for stage in stages for weight in stage.parameters()]
-                check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+                step.check_replicas()
                 memory = step.forecast_memory(spec.image, spec.audio)
                 with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
                     _train(job, loader, step, writer, settings, memory, every=checkpoint_every)
@@ -142,6 +141,9 @@ def _train(
             result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
+        if settings.checks_replicas(planned.index):
+            PROGRESS.begin("comparison of replicas")
+            step.check_replicas(planned.index)
         PROGRESS.begin("commit")
         loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
         PROGRESS.excuse("waits for the next step")

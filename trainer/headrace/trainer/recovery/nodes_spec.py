@@ -148,8 +148,15 @@ def nodes_message(
         num_microbatches=num_microbatches,
         profile=profile,
         on_loss=spec.on_loss,
-        training=json.dumps({"precision": precision, **spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})}),
+        training=json.dumps({"precision": precision, **_training(spec)}),
     )
+
+
+def _training(spec: RecoverySpec) -> dict[str, object]:
+    """Return what all nodes must do alike. How often whole replicas are compared is not of nodes."""
+    document = spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})
+    del document["optimizer"]["check_replicas_every"]
+    return document
 
 
 def _layer_bytes(stack: TransformerShape, vocab_size: int, *, frozen: bool) -> Ints:
