@@ -16,8 +16,8 @@ from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_replicas
 from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.replica_check import check_replicas
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embedding_parameters, log_step, make_optimizer
 from headrace.transport.base import TRANSPORTS

@@ -13,7 +13,8 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from headrace.errors import HeadraceError
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, digests, warn_differences
+from headrace.trainer.pipeline.agreement import check_alike, warn_differences
+from headrace.trainer.replica_check import check_replicas, digests
 
 CPU = torch.device("cpu")
 RANKS = range(3)

@@ -13,7 +13,6 @@ from torch import nn
 from headrace.measured import MeasuredWork
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_replicas
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.executor import Executor, Totals
 from headrace.trainer.pipeline.kept_activations import measure_kept
@@ -25,6 +24,7 @@ from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
+from headrace.trainer.replica_check import check_replicas
 from headrace.trainer.train_step import DEFAULTS, SkipPolicy, StepResult, embedding_parameters
 
 
