@@ -33,6 +33,7 @@ FAULT_AT = "fault at "
 _FAULTY_STEP = 1
 DRIFT = "drift"
 """The fault of a memory that has other weights than it was given."""
+_flipped = False
 
 
 def _raise(error: Exception) -> None:
@@ -40,9 +41,10 @@ def _raise(error: Exception) -> None:
 
 
 def _flip_a_bit(module: nn.Module) -> None:
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.view(torch.int32)[..., 0] ^= 1
+    global _flipped
+    for weight in [] if _flipped else module.parameters():
+        weight.data.view(torch.int32)[..., 0] ^= 1
+        _flipped = True
 
 
 FAULTS = {

@@ -70,6 +70,7 @@ def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_whole_published_model_is_trained_and_transformers_loads_it(calm, spec, tmp_path: Path) -> None:
     """Cut into an encoder and two stages of the llm, whose embedding and head are one matrix."""
     transformers = pytest.importorskip("transformers")

@@ -14,6 +14,7 @@ from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.rank_progress import PROGRESS
@@ -36,6 +37,7 @@ def train(
     precision: str = "fp32",
     device: torch.device | None = None,
     optimizer: OptimizerSpec = DEFAULTS,
+    dropout: float = 0.0,
     fresh_weights: bool = False,
     hang_timeout_s: float = HANG_TIMEOUT_S,
 ) -> None:
@@ -45,7 +47,8 @@ def train(
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
     busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
-    `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none.
+    `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none. `dropout`: rate in the
+    LLM's layers (`models.dropout`).
     `hang_timeout_s`: after so many seconds without progress on any rank the job ends (`hang_detection`).
     """
     if threads is not None:
@@ -66,6 +69,8 @@ def train(
             seed=loader.spec.seed,
             device=device,
         )
+        if dropout:
+            model.decoder.dropout = ResidualDropout(model.decoder.layers, dropout, loader.spec.seed)
         settings = optimizer.resolved(name)
         adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)

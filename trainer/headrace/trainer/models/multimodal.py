@@ -134,9 +134,10 @@ class MultimodalModel(nn.Module):
         if microbatch.num_targets + num_generated == 0:
             return StepLoss(loss_sum=torch.zeros((), device=device), num_targets=0)
         embeddings = self.embed(microbatch)
-        sequence = self.decoder.positions(microbatch), Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels)
-        position_ids, segments, targets = to_device(sequence, device)
-        hidden = self.decoder(embeddings, position_ids, segments)
+        positions, keys = self.decoder.positions(microbatch), self.decoder.dropout_keys(microbatch)
+        sequence = positions, Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels), keys
+        position_ids, segments, targets, keys = to_device(sequence, device)
+        hidden = self.decoder(embeddings, position_ids, segments, keys)
         loss_sum = token_loss(hidden, targets, self.decoder.output_weight)
         if self.generator is not None and num_generated:
             images = microbatch.patches, self.generator.layout(microbatch), self.placeholders("vision", microbatch.input_ids)

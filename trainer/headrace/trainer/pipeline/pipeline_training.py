@@ -84,7 +84,7 @@ def train_pipeline(
             name = model_name or loader.spec.model
             _check_units(loader, topology)
             topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
-            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model)
+            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model, dropout=topology.dropout)
             topology.check(num_ranks(), model.shape)
             warn_quadratic_attention(device.type, precision, model.shape)
             spec = loader.spec

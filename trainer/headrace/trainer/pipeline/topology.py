@@ -81,6 +81,8 @@ class PipelineTopology(BaseModel):
     """Units that are models of Hugging Face's transformers. All other units are those of the compact model of the job's size."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Settings of the optimizer. They must give a learning rate if `model` has pretrained weights."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability with which each value that attention and MLP add in the LLM's layers is dropped; drawn by sample."""
 
     @field_validator("units")
     @classmethod
@@ -267,6 +269,11 @@ class PipelineTopology(BaseModel):
             raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")
         if ENCODER in self.units:
             self._check_joint_encoder()
+        if self.dropout and self.units[LLM].tp > 1:
+            raise UserError(
+                f"dropout is {self.dropout:g} and the tp of unit {LLM!r} {self.units[LLM].tp}, whose slices would drop the same "
+                "values of other rows: set one of them to 0 and 1"
+            )
         self.check_world(world_size)
 
     def check_world(self, world_size: int) -> None:

@@ -79,7 +79,7 @@ def train_recoverable(
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
         spec.check_execution(loader.spec.execution)
-        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model)
+        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model, dropout=spec.dropout)
         warn_quadratic_attention(device.type, precision, model.shape)
         nodes = _nodes(loader, spec, model, precision)
         training = Training(

@@ -38,7 +38,7 @@ def read_config(path: Path) -> Any:
 def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
     """Build a model of `transformers` on the meta device, with attention inside of segments. `make`: its `from_config`.
 
-    Raises UserError for a configuration with dropout, since a step must not depend on its division into microbatches.
+    Raises UserError for a configuration with dropout, by which a step would depend on its division into microbatches.
     """
     _check_dropout(config.to_dict())
     with torch.device("meta"):
@@ -51,7 +51,7 @@ def _check_dropout(config: Mapping[str, Any]) -> None:
             _check_dropout(value)
         elif isinstance(value, int | float) and value > 0 and ("dropout" in str(name) or "layerdrop" in str(name)):
             raise UserError(
-                f"the model's {name} is {value}, but training here is without dropout: set it to 0 in its config.json"
+                f"the model's {name} is {value}, but dropout here is that of the topology: set it to 0 in its config.json"
             )
 
 
