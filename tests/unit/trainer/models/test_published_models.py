@@ -23,6 +23,7 @@ from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, TensorKey, write
+from headrace.trainer.pipeline.kept_activations import measure_kept
 from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
@@ -78,7 +79,7 @@ def test_a_checkpoint_of_many_processes_is_exported(name: str, tmp_path: Path, c
     """Of stages one behind the other, whose matrices lie in two slices."""
     of, source, saved, out = family(name), tmp_path / "published", tmp_path / "saved", tmp_path / "out"
     of.original(source)
-    stages = chain(of, source)
+    stages = chain(of, source, in_four(of))
     batch = of.batch(6)
     model = of.model(source)
     expected = model(batch)
@@ -108,8 +109,25 @@ def test_a_checkpoint_of_many_processes_is_exported(name: str, tmp_path: Path, c
     assert (found - our_logits(model, batch)).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen2_audio"])
+def test_the_only_encoder_of_a_model_may_be_the_joint_one(name: str, tmp_path: Path) -> None:
+    of, units = family(name), HuggingFaceUnits(whole=tmp_path)
+    of.config.save_pretrained(tmp_path)
+    topology = parse(PipelineTopology, {"units": {"encoder": {}, "llm": {}}}, "topology")
+    stages = chain(of, tmp_path, topology)
+    settings = {"dtype": torch.float32, "image": of.spec.image, "audio": of.spec.audio}
+    assert measure_kept(stages["encoder"][0], topology, Place("encoder", 0, 0, 0), 0, **settings).of_row(()) > 0
+    batch = of.batch(4)
+    result = run(stages["llm"], batch, {"encoder": run(stages["encoder"], batch, {}).rows})
+    assert result.loss is not None
+    assert_close(result.loss.loss_sum, of.model(tmp_path)(batch).loss_sum)
+    other = "audio" if of.grids else "vision"
+    with pytest.raises(UserError, match=rf"the model has no unit '{other}', only encoder, "):
+        parse(PipelineTopology, {"units": {other: {}, "llm": {}}}, "topology").check(2, adapted.adapted_shape(units, SHAPE))
+
+
 def test_a_model_that_began_fresh_is_exported_in_files_of_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.trainer.models.huggingface.export.MAX_FILE_BYTES", 40_000)
+    monkeypatch.setattr("headrace.trainer.models.huggingface.safetensors_export.MAX_FILE_BYTES", 40_000)
     for name in ("qwen2_vl", "qwen2_audio"):
         of, source, out = family(name), tmp_path / name, tmp_path / f"{name} out"
         of.config.save_pretrained(source)
@@ -135,8 +153,7 @@ def test_weights_keep_their_dtype_unless_another_is_asked_for(tmp_path: Path) ->
     assert adapted.pretrained(adapted_units) == [source]
 
 
-def test_parts_of_several_models_are_exported_one_by_one(tmp_path: Path) -> None:
-    """The tower of one and the llm of another: what training does not have is as it was."""
+def test_a_part_of_a_model_is_exported_with_what_was_not_trained_as_it_was(tmp_path: Path) -> None:
     of = family("llava")
     of.original(tmp_path / "llava")
     units = HuggingFaceUnits(vision=tmp_path / "llava")
@@ -153,11 +170,12 @@ def test_parts_of_several_models_are_exported_one_by_one(tmp_path: Path) -> None
     adapted.initialise(model, 0)
     with torch.no_grad():
         model.vision.embed.weight.add_(1)
-    parameters = dict(model.named_parameters())
+    weights = {TensorKey(name=name, kind=WEIGHT): tensor.detach() for name, tensor in model.named_parameters()}
+    write(tmp_path / "saved", 1, 0, 1, {}, weights)
 
-    (written,) = adapted_export(model, units, parameters, tmp_path / "out")
+    assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out"), "--vision", str(tmp_path / "llava")]) == 0
 
-    before, after = tensors(tmp_path / "llava"), tensors(written)
+    before, after = tensors(tmp_path / "llava"), tensors(tmp_path / "out")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"vision_tower.embeddings.patch_embedding.weight"}
 
@@ -230,17 +248,15 @@ def train(model: MultimodalModel, of: Family, steps: int) -> None:
         assert step.finish(1e-2).loss > 0
 
 
-def adapted_export(model: MultimodalModel, units: HuggingFaceUnits, parameters: dict[str, Any], out: Path) -> list[Path]:
-    from headrace.trainer.models.huggingface.export import export
-
-    return export(model, units, lambda name, _: parameters[name].detach(), out)
-
-
-def chain(of: Family, folder: Path) -> dict[str, list[Stage]]:
+def in_four(of: Family) -> PipelineTopology:
     """Encoder and llm, each in two stages."""
-    units = HuggingFaceUnits(whole=folder)
     encoder = "vision" if of.grids else "audio"
-    topology = parse(PipelineTopology, {"units": {encoder: {"pp": 2}, "llm": {"pp": 2}}}, "topology")
+    return parse(PipelineTopology, {"units": {encoder: {"pp": 2}, "llm": {"pp": 2}}}, "topology")
+
+
+def chain(of: Family, folder: Path, topology: PipelineTopology) -> dict[str, list[Stage]]:
+    """All stages of every unit, in order."""
+    units = HuggingFaceUnits(whole=folder)
     shape = adapted.adapted_shape(units, SHAPE)
     topology.check(topology.world_size, shape)
     cuts = bounds(topology, shape, vocab_size=of.vocabulary.size, image=of.spec.image, audio=of.spec.audio)
@@ -248,7 +264,7 @@ def chain(of: Family, folder: Path) -> dict[str, list[Stage]]:
     return {
         unit: [
             stage
-            for number in range(2)
+            for number in range(topology.units[unit].pp)
             for stage in build_stages(lambda: of.skeleton(folder), topology, Place(unit, 0, number, 0), cuts[unit], **options)
         ]
         for unit in topology.units

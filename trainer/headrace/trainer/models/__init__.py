@@ -44,7 +44,7 @@ def export(model: MultimodalModel, source: Path | str, folder: Path | str, *, dt
     "float16"; None: that of the source. Raises UserError.
     """
     from headrace.trainer.models.adapted_units import HuggingFaceUnits
-    from headrace.trainer.models.huggingface.export import export as write
+    from headrace.trainer.models.huggingface.safetensors_export import export as write
 
     parameters = dict(model.named_parameters())
 

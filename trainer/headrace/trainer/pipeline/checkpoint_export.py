@@ -9,8 +9,8 @@ from torch import Tensor
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
-from headrace.trainer.models.huggingface.export import export
 from headrace.trainer.models.huggingface.model import adapted_model, own_settings
+from headrace.trainer.models.huggingface.safetensors_export import export
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey
 
 
@@ -24,8 +24,9 @@ def export_checkpoint(
     folders that they started from. Raises UserError where the checkpoint is of other models.
     """
     image, audio = own_settings(units)
+    token = 0 if units.whole is None else -1  # compact units ask for a placeholder, and a whole model for none but its own
     model = adapted_model(
-        units, MODEL_SHAPES["tiny"], vocab_size=1, image=image, audio=audio, image_token_id=-1, audio_token_id=-1
+        units, MODEL_SHAPES["tiny"], vocab_size=1, image=image, audio=audio, image_token_id=token, audio_token_id=-1
     )
 
     def read(name: str, shape: Sequence[int]) -> Tensor:

@@ -261,9 +261,10 @@ class PipelineTopology(BaseModel):
         shape: the shape of the job's model.
         """
         stacks = shape.units
+        have = [unit for unit, stack in stacks.items() if stack.layers]
         for unit in self.units:
-            if unit not in stacks:
-                raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
+            if unit not in stacks or not stacks[unit].layers:
+                raise UserError(f"the model has no unit {unit!r}, only {', '.join(have)}: take {unit!r} out of units")
             self._check_unit(unit, stacks[unit])
         if GENERATOR in stacks and GENERATOR not in self.units:
             raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")

@@ -11,7 +11,7 @@ from headrace.errors import UserError
 from headrace.spec import ImageSpec
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.huggingface.clip import ClipVision, Images, class_token_rows, positions_of
-from headrace.trainer.models.huggingface.llava import MlpProjector
+from headrace.trainer.models.huggingface.llava_vision import MlpProjector
 from headrace.trainer.models.huggingface.parts import Adapted, Published
 from headrace.trainer.models.huggingface.vision_tower import check_merge, check_patch
 from headrace.trainer.models.projector import Projector

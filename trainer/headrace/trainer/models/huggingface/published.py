@@ -19,7 +19,7 @@ from headrace.model_shape import ModelShape, TransformerShape
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.audio_encoder import AudioEncoder
 from headrace.trainer.models.huggingface.intern_vision import intern_vision
-from headrace.trainer.models.huggingface.llava import llava_layers, llava_vision
+from headrace.trainer.models.huggingface.llava_vision import llava_layers, llava_vision
 from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
 from headrace.trainer.models.huggingface.parts import WHOLE, Published, read_config, skeleton
 from headrace.trainer.models.huggingface.qwen_audio import qwen_audio
