@@ -36,6 +36,8 @@ from tests.unit.trainer.models.test_huggingface_stages import run
 from tests.verify.batches import SHAPE
 
 FAMILIES = sorted(ARCHITECTURES)
+SOME = [pytest.param(name, marks=[] if name in ("qwen2_5_vl", "qwen2_audio") else [pytest.mark.slow]) for name in FAMILIES]
+"""The others take the same way."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -74,7 +76,7 @@ def test_transformers_answers_with_what_was_trained(name: str, tmp_path: Path) -
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SOME)
 def test_a_checkpoint_of_many_processes_is_exported(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of stages one behind the other, whose matrices lie in two slices."""
     of, source, saved, out = family(name), tmp_path / "published", tmp_path / "saved", tmp_path / "out"
