@@ -67,8 +67,14 @@ class ModelShape:
 
     @property
     def units(self) -> dict[str, TransformerShape]:
-        """The transformer stack of every unit that a pipeline can have; the joint encoder's is that of the vision encoder."""
-        stacks = {"encoder": self.vision, "vision": self.vision, "audio": self.audio, LLM: self.llm}
+        """The transformer stack of every unit that a pipeline can have; the joint encoder's is that of the vision encoder, if the
+        model has one, and else that of the audio encoder."""
+        stacks = {
+            "encoder": self.vision if self.vision.layers else self.audio,
+            "vision": self.vision,
+            "audio": self.audio,
+            LLM: self.llm,
+        }
         return stacks if self.generator is None else {**stacks, GENERATOR: self.generator}
 
 

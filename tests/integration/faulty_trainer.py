@@ -1,6 +1,6 @@
-"""`headrace train` of six ranks, of which rank 3 has a fault in the middle of step 1, after a line that says when.
+"""`headrace train` of several ranks, of which one has a fault in the middle of step 1, after a line that says when.
 
-`python -m tests.integration.faulty_trainer` is one of the ranks, with its fault in the variable FAULT. The fault is in a hook of
+`python -m tests.integration.faulty_trainer` is that rank, with its fault in the variable FAULT, or another. It is in a hook of
 torch's on every module's forward, so that Headrace's own code runs as it is.
 """
 
@@ -13,7 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 import yaml
+from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from headrace.cli.main import main
@@ -29,10 +31,20 @@ FAULTY_RANK = 3
 FAULT_AT = "fault at "
 """What the faulty rank prints before the time, in seconds of `time.time`."""
 _FAULTY_STEP = 1
+DRIFT = "drift"
+"""The fault of a memory that has other weights than it was given."""
+_flipped = False
 
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+def _flip_a_bit(module: nn.Module) -> None:
+    global _flipped
+    for weight in [] if _flipped else module.parameters():
+        weight.data.view(torch.int32)[..., 0] ^= 1
+        _flipped = True
 
 
 FAULTS = {
@@ -45,26 +57,41 @@ FAULTS = {
 
 
 def start_ranks(endpoint: str, job: str, folder: Path, fault: str, hang_timeout_s: int) -> list[subprocess.Popen[bytes]]:
-    """Start all ranks, each with its output in `RANK.log` in the folder."""
+    """Start all ranks of the pipeline, each with its output in `RANK.log` in the folder."""
     (folder / "topology.yaml").write_text(yaml.safe_dump({"units": UNITS}))
+    options = ["--topology", str(folder / "topology.yaml"), "--hang-timeout", str(hang_timeout_s)]
+    return _start(endpoint, job, folder, options, NUM_RANKS, {str(FAULTY_RANK): fault})
+
+
+def start_replicas(endpoint: str, job: str, folder: Path) -> list[subprocess.Popen[bytes]]:
+    """Start two whole replicas, of which the second one's weights drift, and which are compared after every two steps."""
+    (folder / "optimizer.yaml").write_text(yaml.safe_dump({"optimizer": {"check_replicas_every": 2}}))
+    return _start(endpoint, job, folder, ["--optimizer", str(folder / "optimizer.yaml")], 2, {"1": DRIFT})
+
+
+def _start(
+    endpoint: str, job: str, folder: Path, options: list[str], num_ranks: int, faults: dict[str, str]
+) -> list[subprocess.Popen[bytes]]:
     module = "tests.integration.faulty_trainer"
-    options = ["--topology", str(folder / "topology.yaml"), "--hang-timeout", str(hang_timeout_s), "--threads", "1"]
-    command = [sys.executable, "-m", module, "train", "--endpoint", endpoint, "--job", job, *options]
+    command = [sys.executable, "-m", module, "train", "--endpoint", endpoint, "--job", job, "--threads", "1", *options]
     processes = []
-    for rank, environment in enumerate(torchrun_environments(NUM_RANKS)):
+    for rank, environment in enumerate(torchrun_environments(num_ranks)):
         with (folder / f"{rank}.log").open("wb") as out:
-            environment = {**os.environ, **environment, "FAULT": fault}
+            environment = {**os.environ, **environment, "FAULT": faults.get(str(rank), "")}
             processes.append(subprocess.Popen(command, stdout=out, stderr=out, env=environment))
     return processes
 
 
-def _in_forward(*_: object) -> None:
+def _in_forward(module: nn.Module, *_: object) -> None:
     if PROGRESS.report().step == _FAULTY_STEP:
         print(f"{FAULT_AT}{time.time()}", flush=True)
-        FAULTS[os.environ["FAULT"]]()
+        if os.environ["FAULT"] == DRIFT:
+            _flip_a_bit(module)
+        else:
+            FAULTS[os.environ["FAULT"]]()
 
 
 if __name__ == "__main__":
-    if os.environ["RANK"] == str(FAULTY_RANK):
+    if os.environ["FAULT"]:
         register_module_forward_hook(_in_forward)
     sys.exit(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.faulty_trainer import FAULTY_RANK, NUM_RANKS, PLANNED, start_ranks
+from tests.integration.faulty_trainer import FAULTY_RANK, NUM_RANKS, PLANNED, start_ranks, start_replicas
 from tests.integration.trainers import END_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -44,3 +44,18 @@ def test_one_rank_ends_all(calm, spec, tmp_path: Path, fault: str, words: str, h
     assert processes[FAULTY_RANK].returncode
     if fault in ("user error", "unexpected"):
         assert words in logs[FAULTY_RANK].read_text()
+
+
+def test_replicas_that_drift_apart_end_with_the_first_weight_that_differs(calm, spec, tmp_path: Path) -> None:
+    job = calm.submit(spec("drifting", steps=4))
+    processes = start_replicas(calm.endpoint, job, tmp_path)
+    try:
+        codes = [process.wait(timeout=END_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for rank in range(2):
+        log = (tmp_path / f"{rank}.log").read_text()
+        assert "after step 1 replicas 1 of the model have other weights than replica 0, first in decoder.embed.weight" in log
+    assert codes == [1, 1]
+    assert [entry.step for entry in calm.ledger(job)] == [0]

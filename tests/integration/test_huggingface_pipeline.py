@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.cli.example import example_data
+from headrace.cli.main import main
+from headrace.preprocessor.text.template import load_template
 from headrace.processes import Process, ProcessGroup, torchrun_environments
+from headrace.text_spec import TextSpec
 from tests.integration.test_pipeline_training import losses, wait
 from tests.wire import free_ports
 
@@ -36,15 +40,22 @@ def adapted(folder: Path) -> dict[str, Any]:
 
 
 def start(
-    group: ProcessGroup, cluster: Any, job: str, folder: Path, topology: dict[str, Any], **environment: str
+    group: ProcessGroup,
+    cluster: Any,
+    job: str,
+    folder: Path,
+    topology: dict[str, Any],
+    *options: str,
+    world: int = 2,
+    **environment: str,
 ) -> list[Process]:
-    """The two processes of a topology."""
+    """The processes of a topology."""
     (folder / "topology.yaml").write_text(yaml.safe_dump(topology))
     arguments = ["train", "--endpoint", cluster.endpoint, "--job", job, "--threads", "1", "--format", "json"]
-    arguments += ["--topology", str(folder / "topology.yaml")]
+    arguments += ["--topology", str(folder / "topology.yaml"), *options]
     return [
         group.add(Process(f"trainer {rank}", arguments, folder / f"{rank}.log", of_rank | environment))
-        for rank, of_rank in enumerate(torchrun_environments(2, free_ports(1)[0]))
+        for rank, of_rank in enumerate(torchrun_environments(world, free_ports(1)[0]))
     ]
 
 
@@ -56,6 +67,39 @@ def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None
         encoder, llm = (losses(process.log) for process in processes)
     assert encoder == llm
     assert len(llm) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_whole_published_model_is_trained_and_transformers_loads_it(calm, spec, tmp_path: Path) -> None:
+    """Cut into an encoder and two stages of the llm, whose embedding and head are one matrix."""
+    transformers = pytest.importorskip("transformers")
+    stages = {"vision": 1, "llm": 2}
+    pictures = {"sources": [{"path": str(example_data() / "pictures-00000.tar")}], "mrope": True}
+    job = calm.submit(spec("whole", steps=2, topology=PLANNED | {"stages": stages}, **pictures))
+    vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 4, "mlp_ratio": 2}
+    text = {name: value for name, value in QWEN.items() if name not in ("model_type", "head_dim")}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}
+    config = transformers.Qwen2VLConfig(
+        vision_config=vision,
+        text_config={**text, "rope_parameters": rope},
+        image_token_id=load_template(TextSpec()).vocabulary.image_token,
+        tie_word_embeddings=True,
+    )
+    config.save_pretrained(tmp_path / "model")
+    topology = {"units": {"vision": {}, "llm": {"pp": 2}}, "model": {"whole": str(tmp_path / "model")}}
+    with ProcessGroup() as group:
+        options = ("--checkpoint", str(tmp_path / "saved"))
+        processes = start(group, calm, job, tmp_path, topology, *options, world=3)
+        assert wait(processes) == [0, 0, 0], processes[0].last_words()
+        assert len(losses(processes[0].log)) == 2
+    out = tmp_path / "out"
+
+    assert main(["export", str(tmp_path / "saved"), str(out), "--model", str(tmp_path / "model")]) == 0
+
+    _, info = transformers.Qwen2VLForConditionalGeneration.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
 
 
 @pytest.mark.slow

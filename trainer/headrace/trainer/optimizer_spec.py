@@ -65,6 +65,10 @@ class OptimizerSpec(BaseModel):
     max_skips: int = Field(default=100, ge=1)
     """Total number of steps that 'skip' may skip in a run. A resumed run counts from 0 again."""
 
+    check_replicas_every: int = Field(default=100, ge=0)
+    """Steps from one comparison of the replicas' weights to the next; 0: they are compared before the first step only. Where they
+    differ, as after a fault of a memory or a device, training ends."""
+
     @model_validator(mode="after")
     def _decays_somewhere(self) -> Self:
         if (self.decay == "constant") != (self.decay_steps is None):
@@ -94,6 +98,10 @@ class OptimizerSpec(BaseModel):
                 "decay_embeddings": not pretrained if self.decay_embeddings is None else self.decay_embeddings,
             }
         )
+
+    def checks_replicas(self, step: int) -> bool:
+        """Return whether the replicas' weights are compared after a step, counted from 0."""
+        return self.check_replicas_every > 0 and (step + 1) % self.check_replicas_every == 0
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0. `learning_rate` must be set, by the user or by `resolved`."""

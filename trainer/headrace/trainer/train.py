@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
@@ -14,9 +15,11 @@ from headrace.trainer.devices import local_device, warn_quadratic_attention
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.replica_check import check_replicas
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import DEFAULTS, PRECISIONS, TrainStep, embedding_parameters, log_step, make_optimizer
 from headrace.transport.base import TRANSPORTS
@@ -35,6 +38,7 @@ def train(
     precision: str = "fp32",
     device: torch.device | None = None,
     optimizer: OptimizerSpec = DEFAULTS,
+    dropout: float = 0.0,
     fresh_weights: bool = False,
     hang_timeout_s: float = HANG_TIMEOUT_S,
     evaluate_every: int | None = None,
@@ -45,8 +49,9 @@ def train(
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
     busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
-    `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none.
-    `evaluate_every`: steps between evaluations of the job's validation sets (`Evaluations`); None: no evaluation.
+    `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none. `dropout`: rate in the
+    LLM's layers (`models.dropout`). `evaluate_every`: steps between evaluations of the job's validation sets (`Evaluations`);
+    None: no evaluation.
     `hang_timeout_s`: after so many seconds without progress on any rank the job ends (`hang_detection`).
     """
     if threads is not None:
@@ -67,10 +72,14 @@ def train(
             seed=loader.spec.seed,
             device=device,
         )
+        if dropout:
+            model.decoder.dropout = ResidualDropout(model.decoder.layers, dropout, loader.spec.seed)
         settings = optimizer.resolved(name)
         adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
+        replicas = dist.group.WORLD if dist.is_initialized() else None
+        check_replicas(model.named_parameters(), replicas, "the model", device)
         evaluations = Evaluations(loader.spec, evaluate_every, lambda name: train_step.evaluate(loader.evaluate(name)))
         if loader.has_next():
             check_fresh(job, loader.next_step, allowed=fresh_weights)
@@ -82,6 +91,9 @@ def train(
                 train_step.accumulate(microbatch.data)
             PROGRESS.begin("update")
             result = train_step.finish(settings.rate(step.index))
+            if settings.checks_replicas(step.index):
+                PROGRESS.begin("comparison of replicas")
+                check_replicas(model.named_parameters(), replicas, "the model", device, step=step.index)
             PROGRESS.begin("commit")
             loader.commit(step, loss=result.recorded_loss)
             PROGRESS.excuse("waits for the next step")

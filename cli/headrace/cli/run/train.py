@@ -54,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
         "whole replicas or the job's own pipeline; the files of --topology and --nodes have it (default: rates of named sizes)",
     )
+    parser.add_argument(
+        "--dropout",
+        type=float,
+        metavar="P",
+        help="rate in the LLM's layers, drawn by sample, for whole replicas or the job's own pipeline; the files of --topology "
+        "and --nodes have `dropout:` (default: 0)",
+    )
     nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
     nodes.add_argument(
         "--nodes",
@@ -176,6 +183,10 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--topology and --nodes exclude each other: with --nodes, the pipelines follow from the nodes")
     if args.optimizer is not None and (args.topology is not None or args.nodes is not None):
         raise UserError("--optimizer goes with neither --topology nor --nodes: their file has a section `optimizer:` for that")
+    if args.dropout is not None and (args.topology is not None or args.nodes is not None):
+        raise UserError("--dropout goes with neither --topology nor --nodes: their file has `dropout:` for that")
+    if args.dropout is not None and not 0 <= args.dropout < 1:
+        raise UserError(f"--dropout must be from 0 to below 1, got {args.dropout:g}")
     configure_logging("trainer", args.log_format)
     await_token_file()
     node = args.node or f"{args.host}:{os.getpid()}"
@@ -235,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
                 options["hang_timeout_s"] = args.hang_timeout
             if topology is None:
                 optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
-                train(args.endpoint, optimizer=optimizer, **options)
+                train(args.endpoint, optimizer=optimizer, dropout=args.dropout or 0.0, **options)
             else:
                 train_pipeline(
                     args.endpoint,
@@ -261,6 +272,7 @@ def _pipeline(args: argparse.Namespace, spec: JobSpec) -> PipelineTopology | Non
     if not of_job:
         return None
     own = PipelineTopology.of_job(spec)
+    own = own if args.dropout is None else own.model_copy(update={"dropout": args.dropout})
     return own if args.optimizer is None else own.model_copy(update={"optimizer": load_optimizer_yaml(args.optimizer)})
 
 

@@ -39,6 +39,10 @@ QWEN_TOWER = {
     **{"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "initializer_range": RANGE},
     **{"patch_size": IMAGE.patch, "window_size": 8, "fullatt_block_indexes": [1], "out_hidden_size": 32},
 }
+QWEN2_TOWER = {
+    **{"depth": 2, "embed_dim": 32, "hidden_size": 32, "mlp_ratio": 2, "num_heads": 4, "initializer_range": RANGE},
+    **{"patch_size": IMAGE.patch},
+}
 WHISPER = {
     **{"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 48, "init_std": RANGE},
     **{"num_mel_bins": AUDIO.mel_bins},
@@ -47,8 +51,14 @@ LLMS: dict[str, dict[str, Any]] = {
     "LlamaConfig": LLM,
     "Qwen2Config": {**LLM, "tie_word_embeddings": True},
     "Qwen3Config": {**LLM, "head_dim": 16},
+    "MistralConfig": LLM,
 }
-TOWERS = {"SiglipVisionConfig": TOWER, "CLIPVisionConfig": TOWER, "Qwen2_5_VLVisionConfig": QWEN_TOWER}
+TOWERS = {
+    "SiglipVisionConfig": TOWER,
+    "CLIPVisionConfig": TOWER,
+    "Qwen2_5_VLVisionConfig": QWEN_TOWER,
+    "Qwen2VLVisionConfig": QWEN2_TOWER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
-from headrace.errors import UserError
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, fingerprint, warn_differences
+from headrace.errors import HeadraceError
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.agreement import check_alike, warn_differences
+from headrace.trainer.replica_check import check_replicas, digests
 
 CPU = torch.device("cpu")
 RANKS = range(3)
@@ -28,39 +30,52 @@ def everybody() -> Iterator[Callable[[Callable[[int, ProcessGroupGloo], None]], 
         def said(check: Callable[[int, ProcessGroupGloo], None], rank: int) -> str:
             try:
                 check(rank, groups[rank])
-            except UserError as err:
+            except HeadraceError as err:
                 return str(err)
             return ""
 
         yield lambda check: list(pool.map(lambda rank: said(check, rank), RANKS))
 
 
-def weights(seed: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def weights(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(5, 3, generator=generator).to(dtype), torch.randn(4, generator=generator)]
+    return {"embed": torch.randn(5, 3, generator=generator).to(dtype), "norm": torch.randn(4, generator=generator)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_equal_replicas_are_let_through(everybody, dtype: torch.dtype) -> None:
-    assert everybody(lambda _, group: check_replicas(weights(1, dtype), group, "llm", CPU)) == [""] * 3
+    assert everybody(lambda _, group: check_replicas(weights(1, dtype).items(), group, "llm", CPU)) == [""] * 3
 
 
 def test_a_replica_with_other_weights_is_named_by_all(everybody) -> None:
-    said = everybody(lambda rank, group: check_replicas(weights(int(rank == 2)), group, "stage 1 of llm", CPU))
+    said = everybody(lambda rank, group: check_replicas(weights(int(rank == 2)).items(), group, "stage 1 of llm", CPU))
     assert len(set(said)) == 1
-    assert said[0].startswith("replicas 2 of stage 1 of llm begin with other weights than replica 0")
+    assert said[0].startswith("replicas 2 of stage 1 of llm begin with other weights than replica 0, first in embed, and")
+
+
+def test_replicas_that_drift_apart_are_named_with_the_first_weight_and_the_step(everybody) -> None:
+    drifted = weights(1)
+    drifted["norm"].view(torch.int32)[3] ^= 1
+    named = {0: weights(1), 1: drifted, 2: drifted}
+    said = everybody(lambda rank, group: check_replicas(named[rank].items(), group, "the model", CPU, step=199))
+    assert len(set(said)) == 1
+    assert said[0].startswith("after step 199 replicas 1, 2 of the model have other weights than replica 0, first in norm: they")
 
 
 def test_a_replica_that_is_alone_has_nobody_to_differ_from() -> None:
-    check_replicas(weights(1), None, "llm", CPU)
+    check_replicas(weights(1).items(), None, "llm", CPU)
 
 
-def test_one_bit_of_one_weight_makes_another_fingerprint() -> None:
+def test_one_bit_of_one_weight_makes_another_digest_of_it() -> None:
     one, other = weights(1), weights(1)
-    assert fingerprint(one) == fingerprint(other)
-    other[0].view(torch.int32)[2, 1] ^= 1
-    assert fingerprint(one) != fingerprint(other)
-    assert fingerprint(one) != fingerprint(reversed(one))
+    assert torch.equal(digests(one.values()), digests(other.values()))
+    other["embed"].view(torch.int32)[2, 1] ^= 1
+    assert (digests(one.values()) == digests(other.values())).tolist() == [False, True]
+
+
+def test_replicas_are_compared_every_so_many_steps() -> None:
+    assert [step for step in range(7) if OptimizerSpec(check_replicas_every=3).checks_replicas(step)] == [2, 5]
+    assert not any(OptimizerSpec(check_replicas_every=0).checks_replicas(step) for step in range(200))
 
 
 def test_processes_that_were_started_otherwise_are_named_with_what_to_give_them(everybody) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,8 @@ from headrace.trainer.loading.collate import PackedMicrobatch, collate
 def random_batch(
     probes: Sequence[Probe], *, image: ImageSpec, audio: AudioSpec, placeholders: tuple[int, int]
 ) -> PackedMicrobatch:
-    """Return samples of the sizes in `probes`, whose images are square, as a microbatch on the host. Every token is a target.
+    """Return samples of the sizes in `probes`, whose images are square, as a microbatch on the host. Every token is a target,
+    and has one position along all axes.
 
     placeholders: token ids that stand for images and recordings; the least of the other ids stands for all text.
     """
@@ -40,4 +42,5 @@ def random_batch(
                 "flags": 0,
             }
         )
-    return collate([pa.RecordBatch.from_pylist([row], schema=SCHEMA) for row in rows])
+    data = collate([pa.RecordBatch.from_pylist([row], schema=SCHEMA) for row in rows])
+    return replace(data, mrope_position_ids=data.position_ids.repeat(3, 1))

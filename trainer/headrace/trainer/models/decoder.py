@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from headrace.model_shape import TransformerShape
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks, rms_norm
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.rotary import rotation
 
 _THETA = 500_000.0  # Llama 3
@@ -31,17 +33,32 @@ class Decoder(nn.Module):
         self.norm = rms_norm(shape.width)
         self.head = None if tied else nn.Linear(shape.width, vocab_size, bias=False)
 
-    def forward(self, embeddings: Tensor, position_ids: Tensor, segments: Segments) -> Tensor:
-        """Return the normed hidden states. `position_ids` (T,) and `segments`, one per sample, are on the device."""
+    dropout: ResidualDropout | None = None
+    """What drops values in the layers; None: nothing."""
+
+    def forward(self, embeddings: Tensor, position_ids: Tensor, segments: Segments, dropout_keys: Tensor | None = None) -> Tensor:
+        """Return the normed hidden states. `position_ids` (of `positions`) and `segments`, one a sample, are on the device."""
         x = embeddings
         layer_args = self.layer_args(position_ids, segments)
         for layer in self.layers:
-            x = layer(x, *layer_args)
+            run = layer if self.dropout is None else self.dropout.with_keys(layer, dropout_keys)
+            x = run(x, *layer_args)
         output: Tensor = self.norm(x)
         return output
 
+    def dropout_keys(self, microbatch: PackedMicrobatch) -> Tensor | None:
+        """Return the keys that dropout draws by for the tokens, (T,) on the host; None without dropout."""
+        return None if self.dropout is None else self.dropout.keys(microbatch)
+
+    def positions(self, microbatch: PackedMicrobatch) -> Tensor:
+        """Return the positions of the tokens that `layer_args` takes: (T,)."""
+        return microbatch.position_ids
+
     def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
-        """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample."""
+        """Return what every layer takes besides its hidden states: rotary angles and segments, one per sample.
+
+        `position_ids`: from `positions`, on the device.
+        """
         return rotation(position_ids[:, None], self.head_dim, theta=_THETA), segments
 
     @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,29 @@ class MultimodalModel(nn.Module):
             self.generator_projector = Projector(width_in=width, group=1, width_out=shape.generator.width)
             self.generator = Generator(shape.generator, image, seed=seed)
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        vision: tuple[VisionEncoder, Projector],
+        audio: tuple[AudioEncoder, Projector],
+        decoder: Decoder,
+        image_token_id: int,
+        audio_token_id: int,
+    ) -> Self:
+        """Return the model of these units, each encoder with its projector, without a generator.
+
+        image_token_id, audio_token_id: placeholders in the decoder's input; -1: there are none of the kind.
+        """
+        model = cls.__new__(cls)
+        nn.Module.__init__(model)
+        model.image_token_id, model.audio_token_id = image_token_id, audio_token_id
+        model.vision, model.vision_projector = vision
+        model.audio, model.audio_projector = audio
+        model.decoder = decoder
+        model.generator = model.generator_projector = None
+        return model
+
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
         """Return the summed loss of a microbatch. With a generator every image token is a target too.
 
@@ -111,9 +134,10 @@ class MultimodalModel(nn.Module):
         if microbatch.num_targets + num_generated == 0:
             return StepLoss(loss_sum=torch.zeros((), device=device), num_targets=0)
         embeddings = self.embed(microbatch)
-        sequence = microbatch.position_ids, Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels)
-        position_ids, segments, targets = to_device(sequence, device)
-        hidden = self.decoder(embeddings, position_ids, segments)
+        positions, keys = self.decoder.positions(microbatch), self.decoder.dropout_keys(microbatch)
+        sequence = positions, Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels), keys
+        position_ids, segments, targets, keys = to_device(sequence, device)
+        hidden = self.decoder(embeddings, position_ids, segments, keys)
         loss_sum = token_loss(hidden, targets, self.decoder.output_weight)
         if self.generator is not None and num_generated:
             images = microbatch.patches, self.generator.layout(microbatch), self.placeholders("vision", microbatch.input_ids)

@@ -1,24 +1,21 @@
-"""Checks before the first step: all processes of a pipeline were started alike, and replicas begin with equal weights."""
+"""Checks before the first step that all processes of a pipeline were started alike, and as their checkpoint was trained."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
+from headrace.trainer.replica_check import named_ranks
 
 log = logging.getLogger(__name__)
-
-_PRIME = 1_000_003
-_BITS = {2: torch.int16, 4: torch.int32}
 
 
 def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: torch.device) -> None:
@@ -28,31 +25,9 @@ def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: t
     others = _different(digest, group, device)
     if others:
         raise UserError(
-            f"processes {_named(others)} were started otherwise than process 0: give all of them the same "
+            f"processes {named_ranks(others)} were started otherwise than process 0: give all of them the same "
             f"{', '.join(settings)}, and wait until all hosts see the same files"
         )
-
-
-def check_replicas(parameters: Iterable[Tensor], group: dist.ProcessGroup | None, stage: str, device: torch.device) -> None:
-    """Raise UserError on all replicas of a stage if their weights differ.
-
-    `group`: the stage's data-parallel group, None if it has one replica. `stage`: its name for the error message.
-    """
-    others = [] if group is None else _different(fingerprint(parameters), group, device)
-    if others:
-        raise UserError(
-            f"replicas {_named(others)} of {stage} begin with other weights than replica 0, and would never learn the same: "
-            "give all hosts the same files of the model and of the checkpoint"
-        )
-
-
-def fingerprint(parameters: Iterable[Tensor]) -> int:
-    """Return a 63-bit hash of the parameters' bits: equal for equal values, and hardly ever for different ones."""
-    total = 0
-    for parameter in parameters:
-        bits = parameter.detach().flatten().view(_BITS[parameter.element_size()])
-        total = (total * _PRIME + int(bits.sum(dtype=torch.int64))) % 2**63
-    return total
 
 
 class FrozenFlags(Protocol):
@@ -96,7 +71,3 @@ def _different(number: int, group: dist.ProcessGroup, device: torch.device) -> l
     group.allgather([everybody], [own]).wait()
     numbers = torch.cat(everybody).tolist()
     return [rank for rank, other in enumerate(numbers) if other != numbers[0]]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

@@ -27,6 +27,8 @@ class Inputs:
     """For the modules in front of the unit's first layer; None where the chunk has none of them."""
     layers: Any = None
     """For every layer."""
+    dropout_keys: Tensor | None = None
+    """(num_rows,) int64: what dropout draws by; None where the unit has none."""
     end: Any = None
     """For the modules behind the unit's last layer; None where the chunk has none of them."""
 

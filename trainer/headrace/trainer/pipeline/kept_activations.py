@@ -97,8 +97,8 @@ def _batch(count: int, stage: Stage, topology: PipelineTopology, image: ImageSpe
     """
     placeholders = stage.model.image_token_id, stage.model.audio_token_id
     has_image, has_audio = ({encoder, ENCODER} & set(topology.units) for encoder in ENCODERS)
-    patches = ((_SIDE * image.merge) ** 2,) if has_image else ()
-    frames = (_FRAMES,) if has_audio and placeholders[1] >= 0 else ()
+    patches = ((_SIDE * image.merge) ** 2,) if has_image and placeholders[0] >= 0 else ()
+    frames = (min(_FRAMES, audio.most_frames),) if has_audio and placeholders[1] >= 0 else ()
     num_tokens = _TEXT + sum(patches) // image.merge**2 + sum(map(audio.num_tokens, frames))
     probe = Probe(name="made up", num_tokens=num_tokens, num_targets=0, image_patches=patches, mel_frames=frames)
     data = random_batch([probe] * count, image=image, audio=audio, placeholders=placeholders)

@@ -24,6 +24,7 @@ from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
+from headrace.trainer.replica_check import check_replicas
 from headrace.trainer.train_step import DEFAULTS, SkipPolicy, StepResult, embedding_parameters
 
 
@@ -136,6 +137,12 @@ class PipelineStep:
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this process has measured of the last step's actions."""
         return self._executor.clock.work()
+
+    def check_replicas(self, step: int | None = None) -> None:
+        """Compare this stage's weights with those of its other replicas (`agreement.check_replicas`). Collective."""
+        self.optimizer.wait()
+        named = (one for stage in self.stages for one in stage.model.named_parameters())
+        check_replicas(named, self.groups.replicas, f"stage {self.place.stage} of {self.place.unit}", self._device, step=step)
 
     def discard(self) -> None:
         """Drop the gradients, also before the replay of a step that was not committed."""

@@ -16,8 +16,9 @@ from headrace.observability.logs import pairs
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
+from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
-from headrace.trainer.pipeline.agreement import check_alike, check_replicas, training_record, warn_differences
+from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
@@ -28,7 +29,6 @@ from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology
-from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
@@ -89,7 +89,7 @@ def train_pipeline(
             name = model_name or loader.spec.model
             _check_units(loader, topology)
             topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
-            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model)
+            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model, dropout=topology.dropout)
             topology.check(num_ranks(), model.shape)
             warn_quadratic_attention(device.type, precision, model.shape)
             spec = loader.spec
@@ -112,8 +112,7 @@ def train_pipeline(
                 elif loader.has_next():
                     check_fresh(job, loader.next_step, allowed=fresh_weights)
                 evaluations = Evaluations(spec, evaluate_every, lambda name: _evaluate(loader, step, name))
-                weights = [weight for stage in stages for weight in stage.parameters()]
-                check_replicas(weights, groups.replicas, f"stage {step.place.stage} of {step.place.unit}", device)
+                step.check_replicas()
                 memory = step.forecast_memory(spec.image, spec.audio)
                 with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
                     _train(job, loader, step, writer, settings, memory, evaluations, every=checkpoint_every)
@@ -151,6 +150,9 @@ def _train(
             result = step.run(feed.routes, feed, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
+        if settings.checks_replicas(planned.index):
+            PROGRESS.begin("comparison of replicas")
+            step.check_replicas(planned.index)
         PROGRESS.begin("commit")
         loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
         PROGRESS.excuse("waits for the next step")

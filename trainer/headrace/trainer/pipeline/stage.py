@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from headrace.plan import GENERATOR, LLM
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.block import cast_once
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.tensor_parallel import Slices
@@ -73,6 +74,11 @@ class Stage(nn.Module, ABC):
             kept.add(PROJECTORS[unit])
         prune(model, kept)
 
+    @property
+    def dropout(self) -> ResidualDropout | None:
+        """What drops values in the unit's layers; None: nothing."""
+        return None
+
     @abstractmethod
     def _end_modules(self) -> Sequence[str]:
         """Return the names of the trunk's modules, besides its layers, that this stage keeps."""
@@ -90,6 +96,7 @@ class Stage(nn.Module, ABC):
             num_rows=num_rows,
             entry=self._entry_inputs(data) if self.is_first else None,
             layers=self._layer_inputs(data),
+            dropout_keys=self._dropout_keys(data),
             end=self._end_inputs(data) if self.is_last else None,
         )
 
@@ -112,6 +119,9 @@ class Stage(nn.Module, ABC):
 
     @abstractmethod
     def _layer_inputs(self, data: PackedMicrobatch) -> Any: ...
+
+    def _dropout_keys(self, _: PackedMicrobatch) -> Tensor | None:
+        return None
 
     @abstractmethod
     def _end_inputs(self, data: PackedMicrobatch) -> Any: ...
@@ -137,7 +147,9 @@ class Stage(nn.Module, ABC):
         layer_args = self._layer_args(inputs.layers)
         for index, layer in enumerate(self.layers):
             run = layer if self.slices is None else self.slices.with_rows(layer, inputs.num_rows)
-            if index in self.checkpointed:  # no random numbers are drawn again, as there is no dropout
+            if self.dropout is not None:
+                run = self.dropout.with_keys(run, inputs.dropout_keys)
+            if index in self.checkpointed:  # no generator's numbers are drawn again: dropout draws by keys
                 x = checkpoint(run, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = run(x, *layer_args)

@@ -15,6 +15,7 @@ from headrace.schedule import ZERO_BUBBLE
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import encoder_frames
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.generator import Flow, Generator, GeneratorLayout
 from headrace.trainer.models.loss import StepLoss, Targets, token_loss
 from headrace.trainer.models.multimodal import AudioInputs, ImageInputs, MultimodalModel, fill_placeholders, initialise
@@ -206,7 +207,15 @@ class LlmStage(Stage):
         )
 
     def _layer_inputs(self, data: PackedMicrobatch) -> tuple[Tensor, Segments]:
-        return data.position_ids, Segments.of(data.cu_seqlens)
+        return self.model.decoder.positions(data), Segments.of(data.cu_seqlens)
+
+    @property
+    def dropout(self) -> ResidualDropout | None:
+        """What drops values in the layers; None: nothing."""
+        return self.model.decoder.dropout
+
+    def _dropout_keys(self, data: PackedMicrobatch) -> Tensor | None:
+        return self.model.decoder.dropout_keys(data)
 
     def _end_inputs(self, data: PackedMicrobatch) -> LlmEnd:
         return LlmEnd(targets=Targets.of(data.labels), image_rows=self.model.placeholders("vision", data.input_ids))

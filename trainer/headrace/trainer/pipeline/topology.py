@@ -81,6 +81,8 @@ class PipelineTopology(BaseModel):
     """Units that are models of Hugging Face's transformers. All other units are those of the compact model of the job's size."""
     optimizer: OptimizerSpec = OptimizerSpec()
     """Settings of the optimizer. They must give a learning rate if `model` has pretrained weights."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability with which each value that attention and MLP add in the LLM's layers is dropped; drawn by sample."""
 
     @field_validator("units")
     @classmethod
@@ -264,14 +266,20 @@ class PipelineTopology(BaseModel):
         shape: the shape of the job's model.
         """
         stacks = shape.units
+        have = [unit for unit, stack in stacks.items() if stack.layers]
         for unit in self.units:
-            if unit not in stacks:
-                raise UserError(f"the model has no unit {unit!r}, only {', '.join(stacks)}: take {unit!r} out of units")
+            if unit not in stacks or not stacks[unit].layers:
+                raise UserError(f"the model has no unit {unit!r}, only {', '.join(have)}: take {unit!r} out of units")
             self._check_unit(unit, stacks[unit])
         if GENERATOR in stacks and GENERATOR not in self.units:
             raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")
         if ENCODER in self.units:
             self._check_joint_encoder()
+        if self.dropout and self.units[LLM].tp > 1:
+            raise UserError(
+                f"dropout is {self.dropout:g} and the tp of unit {LLM!r} {self.units[LLM].tp}, whose slices would drop the same "
+                "values of other rows: set one of them to 0 and 1"
+            )
         self.check_world(world_size)
 
     def check_world(self, world_size: int) -> None:

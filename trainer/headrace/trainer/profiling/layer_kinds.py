@@ -128,7 +128,7 @@ class _Inputs:
             case "audio":
                 layout = self.model.audio.layout(data.mel_frames)
             case "llm":
-                layout = data.position_ids, Segments.of(data.cu_seqlens)
+                layout = self.model.decoder.positions(data), Segments.of(data.cu_seqlens)
             case _:
                 assert self.model.generator is not None
                 layout = self.model.generator.layout(data)

@@ -20,7 +20,7 @@ from headrace.errors import HeadraceError, UnrecoverableError, UserError
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_staged_nodes
-from headrace.trainer.pipeline.whole_model import WholeModel
+from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import MEET_TIMEOUT, STEP_TIMEOUT, Meeting, Mesh, MeshCutError
@@ -81,7 +81,7 @@ def train_recoverable(
                 f"{', '.join(sorted(spec.units))}: name the same ones in the job's topology.stages"
             )
         spec.check_execution(loader.spec.execution)
-        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model)
+        model = WholeModel.of(model_name or loader.spec.model, loader.spec, loader.vocabulary, spec.model, dropout=spec.dropout)
         warn_quadratic_attention(device.type, precision, model.shape)
         nodes = _nodes(loader, spec, model, precision)
         training = Training(

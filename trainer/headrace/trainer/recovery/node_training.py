@@ -20,9 +20,9 @@ from headrace.message_codec import measured_message, measured_value, rejection_m
 from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.trainer.loading.commit_thread import CommitThread
+from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.pipeline.agreement import training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
-from headrace.trainer.pipeline.whole_model import WholeModel
 from headrace.trainer.recovery.held_layers import Holding, make_holding, state_lengths
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout

@@ -71,6 +71,8 @@ class RecoverySpec(BaseModel):
     model: HuggingFaceUnits = HuggingFaceUnits()
     """Units that are models of Hugging Face's transformers, at paths that every node has."""
     optimizer: OptimizerSpec = OptimizerSpec()
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Probability with which each value that attention and MLP add in the LLM's layers is dropped; drawn by sample."""
 
     @model_validator(mode="after")
     def _makes_pipelines(self) -> RecoverySpec:
@@ -148,8 +150,15 @@ def nodes_message(
         num_microbatches=num_microbatches,
         profile=profile,
         on_loss=spec.on_loss,
-        training=json.dumps({"precision": precision, **spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})}),
+        training=json.dumps({"precision": precision, **_training(spec)}),
     )
+
+
+def _training(spec: RecoverySpec) -> dict[str, object]:
+    """Return what all nodes must do alike. How often whole replicas are compared is not of nodes."""
+    document = spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})
+    del document["optimizer"]["check_replicas_every"]
+    return {**document, "dropout": spec.dropout} if spec.dropout else document
 
 
 def _layer_bytes(stack: TransformerShape, vocab_size: int, *, frozen: bool) -> Ints:

@@ -17,7 +17,7 @@ from transformers.utils.constants import IMAGENET_STANDARD_MEAN, IMAGENET_STANDA
 from headrace.spec import ImageSpec
 from headrace.trainer.loading.collate import cumulative
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.huggingface.parts import Adapted, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, Published, prefixed, skeleton
 from headrace.trainer.models.huggingface.vision_tower import check_patch, embed_patches, vision_config
 from headrace.trainer.models.vision_encoder import VisionEncoder, patch_positions
 
@@ -49,10 +49,9 @@ class Entrance(nn.Module):
         """Turn the embedded patches x (P, width) of `images` into the rows (R, width) that the layers work on."""
         table = self.embeddings.get_parameter("position_embedding.weight")
         if self.norm is None:
-            return x + _positions(table, images)
+            return x + positions_of(table, images)
         class_token = self.embeddings.get_parameter("class_embedding") + table[0]
-        rows = class_token.repeat(sum(images.segments.lengths), 1)
-        output: Tensor = self.norm(rows.index_copy(0, images.rows, x + _positions(table[1:], images)))
+        output: Tensor = self.norm(class_token_rows(x + positions_of(table[1:], images), class_token, images))
         return output
 
 
@@ -77,30 +76,36 @@ class ClipVision(Adapted, VisionEncoder):
     before the final norm, which CLIP applies to its class token only.
     """
 
-    checkpoint_prefixes = ("", "vision_model.", "model.vision_tower.", "vision_tower.", "vision_tower.vision_model.")
+    layouts = prefixed("", "vision_model.", "model.vision_tower.", "vision_tower.", "vision_tower.vision_model.")
 
-    def __init__(self, path: Path, image: ImageSpec) -> None:
-        """`path`: of the model. Raises UserError where it cannot take the job's patches."""
+    def __init__(
+        self, path: Path, image: ImageSpec, *, part: Any = None, whole: Published | None = None, num_layers: int | None = None
+    ) -> None:
+        """`path`: of the model. `part`: the tower of the published model `whole`; None: it is built from the configuration at
+        `path`. `num_layers`: how many of its layers make the features, which then are not normed; None: all.
+
+        Raises UserError where it cannot take the job's patches.
+        """
         nn.Module.__init__(self)
         config = vision_config(path)
         check_patch(path, config, image)
         is_clip = config.model_type == "clip_vision_model"
-        model = skeleton((CLIPVisionModel if is_clip else SiglipVisionModel)._from_config, config)
+        model = part if part is not None else skeleton((CLIPVisionModel if is_clip else SiglipVisionModel)._from_config, config)
         self.merge, self.width = image.merge, config.hidden_size
         self.extra_rows = int(is_clip)
         """Rows of each image in addition to its patches: 1 for CLIP's class token, otherwise 0."""
         self.embed = model.embeddings.patch_embedding
         entrance = Entrance(model.embeddings, model.pre_layrnorm if is_clip else None)
-        last = config.num_hidden_layers - 1
+        last = (num_layers or config.num_hidden_layers) - 1
         self.layers = nn.ModuleList(
             ClipLayer(layer, entrance=None if index else entrance, is_last=index == last)
-            for index, layer in enumerate(model.encoder.layers)
+            for index, layer in enumerate(model.encoder.layers[: last + 1])
         )
-        norm: Any = nn.Identity() if is_clip else model.post_layernorm
+        norm: Any = nn.Identity() if is_clip or num_layers is not None else model.post_layernorm
         self.norm = norm
         self._mean = OPENAI_CLIP_MEAN if is_clip else IMAGENET_STANDARD_MEAN
         self._std = OPENAI_CLIP_STD if is_clip else IMAGENET_STANDARD_STD
-        self.adopt(model, path)
+        self.adopt(model, path, whole)
 
     def num_rows(self, image_cu_seqlens: Tensor) -> int:
         """Return the number of rows, patches and class tokens, in the hidden states between layers."""
@@ -127,7 +132,12 @@ class ClipVision(Adapted, VisionEncoder):
         return (layout,)
 
 
-def _positions(table: Tensor, images: Images) -> Tensor:
+def class_token_rows(x: Tensor, class_token: Tensor, images: Images) -> Tensor:
+    """Return the rows (R, width): the embedded patches x (P, width), and each image's class token (width,) in front of them."""
+    return class_token.repeat(sum(images.segments.lengths), 1).index_copy(0, images.rows, x)
+
+
+def positions_of(table: Tensor, images: Images) -> Tensor:
     """Return the position embeddings (P, width) of packed patches, interpolated from the `table` (side * side, width)."""
     side = math.isqrt(len(table))
     square = table.T.reshape(1, -1, side, side)

@@ -11,13 +11,17 @@ from transformers import AutoModelForCausalLM
 
 from headrace.errors import UserError
 from headrace.model_shape import TransformerShape
+from headrace.spec import JobSpec
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.decoder import Decoder
 from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, read_config, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, Published, read_config, skeleton
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 """Supported values of a configuration's `model_type`; Qwen2.5 has qwen2."""
+_WITH_MROPE = ("qwen2_vl_text", "qwen2_5_vl_text")
+"""The same of decoders that are published as parts of a whole model only."""
 _BY_LENGTH = ("dynamic", "longrope")
 """Unsupported kinds of rotary positions: their frequencies depend on the length of the sequence."""
 
@@ -25,36 +29,62 @@ _BY_LENGTH = ("dynamic", "longrope")
 class AdaptedDecoder(Adapted, Decoder):
     """A decoder of `transformers`, used like `headrace.trainer.models.decoder.Decoder`: (T, width) -> (T, width)."""
 
-    def __init__(self, path: Path, *, vocab_size: int) -> None:
-        """`vocab_size`: that of the job's tokenizer.
+    def __init__(self, path: Path, *, vocab_size: int, whole: Published | None = None) -> None:
+        """`vocab_size`: that of the job's tokenizer. `whole`: the published model at `path` that the decoder is a part of.
 
-        Raises UserError if it exceeds the model's, or the model cannot run on packed samples.
+        Raises UserError if the vocabulary exceeds the model's, or the model cannot run on packed samples.
         """
         nn.Module.__init__(self)
-        config = _config(path)
+        config = _config(path, is_whole=whole is not None)
         if vocab_size > config.vocab_size:
             raise UserError(
                 f"the job's tokenizer has {vocab_size} tokens, but the model in {path} embeds {config.vocab_size}: "
                 "set the job's text.tokenizer to the tokenizer.json of the model"
             )
-        model = skeleton(AutoModelForCausalLM.from_config, config)
+        model = whole.model if whole else skeleton(AutoModelForCausalLM.from_config, config)
+        trunk = model.model.language_model if whole else model.model
         self.width = config.hidden_size
-        self.embed = model.model.embed_tokens
-        self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.model.layers)
-        self.norm = model.model.norm
-        self.head = None if config.tie_word_embeddings else model.lm_head
-        self._rotary = PerDevice(type(model.model.rotary_emb), model.config)
-        self.adopt(model, path)
+        self.embed = trunk.embed_tokens
+        self.layers = nn.ModuleList(PackedLayer(layer) for layer in trunk.layers)
+        self.norm = trunk.norm
+        self.head = None if getattr(model.config, "tie_word_embeddings", False) else model.lm_head
+        self.tied_names = ("lm_head.weight",) if self.head is None else ()
+        self._rotary = PerDevice(type(trunk.rotary_emb), trunk.config)
+        self.is_mrope = _is_mrope(config)
+        """Whether tokens have positions in time, height and width (M-RoPE)."""
+        self.adopt(trunk, path, whole) if whole else self.adopt(model, path)
+
+    def positions(self, microbatch: PackedMicrobatch) -> Tensor:
+        """Return the positions of the tokens: (T,), or (3, T) with M-RoPE.
+
+        Raises UserError where the model has M-RoPE, and the microbatch comes from a job without it.
+        """
+        if not self.is_mrope:
+            return microbatch.position_ids
+        if microbatch.mrope_position_ids.shape[1] != len(microbatch.input_ids):
+            raise UserError(f"the model in {self._path} takes positions in time, height and width: set mrope: true in the job")
+        return microbatch.mrope_position_ids
 
     def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
         """Return what every layer takes besides its hidden states: the samples' segments and rotary angles."""
         like = torch.empty(0, device=position_ids.device)
-        return segments, self._rotary.on(position_ids.device)(like, position_ids[None])
+        rows = position_ids[:, None] if self.is_mrope else position_ids[None]
+        return segments, self._rotary.on(position_ids.device)(like, rows)
 
 
-def decoder_shape(path: Path) -> TransformerShape:
-    """Return the sizes of the decoder in the model at `path`. Raises UserError for an unsupported model."""
-    config = _config(path)
+def check_positions(path: Path, spec: JobSpec) -> None:
+    """Raise UserError where the whole model at `path` has M-RoPE, whose positions the job does not make."""
+    if _is_mrope(_config(path, is_whole=True)) and not spec.mrope:
+        raise UserError(f"the model in {path} takes positions in time, height and width: set mrope: true in the job")
+
+
+def _is_mrope(config: Any) -> bool:
+    return "mrope_section" in config.rope_parameters
+
+
+def decoder_shape(path: Path, *, is_whole: bool = False) -> TransformerShape:
+    """Return the sizes of the decoder in the model at `path`, a whole one or an llm. Raises UserError for an unsupported one."""
+    config = _config(path, is_whole=is_whole)
     return TransformerShape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -66,10 +96,12 @@ def decoder_shape(path: Path) -> TransformerShape:
     )
 
 
-def _config(path: Path) -> Any:
-    config = read_config(path)
-    if config.model_type not in FAMILIES:
-        raise UserError(f"the model in {path} is a {config.model_type!r}; an llm is one of {', '.join(FAMILIES)}")
+def _config(path: Path, *, is_whole: bool) -> Any:
+    config = read_config(path).get_text_config(decoder=True) if is_whole else read_config(path)
+    supported = (*FAMILIES, *_WITH_MROPE) if is_whole else FAMILIES
+    if config.model_type not in supported:
+        inside = "the llm of the model" if is_whole else "the model"
+        raise UserError(f"{inside} in {path} is a {config.model_type!r}; an llm is one of {', '.join(FAMILIES)}")
     kind = config.rope_parameters["rope_type"]
     if kind in _BY_LENGTH:
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from headrace.errors import UserError
 from headrace.trainer.models.huggingface.packed_layer import PACKED
-from headrace.trainer.models.huggingface.safetensors_reader import has_weights, load
+from headrace.trainer.models.huggingface.safetensors_reader import Layout, has_weights, load
+
+WHOLE = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", "qwen2_audio")
+"""Supported values of `model_type` of whole models: encoder, projector and llm (`published`)."""
 
 
 def read_config(path: Path) -> Any:
@@ -34,15 +38,21 @@ def read_config(path: Path) -> Any:
 def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
     """Build a model of `transformers` on the meta device, with attention inside of segments. `make`: its `from_config`.
 
-    Raises UserError for a configuration with dropout, since a step must not depend on its division into microbatches.
+    Raises UserError for a configuration with dropout, by which a step would depend on its division into microbatches.
     """
-    for name, value in config.to_dict().items():
-        if ("dropout" in name or "layerdrop" in name) and isinstance(value, int | float) and value > 0:
-            raise UserError(
-                f"the model's {name} is {value}, but training here is without dropout: set it to 0 in its config.json"
-            )
+    _check_dropout(config.to_dict())
     with torch.device("meta"):
         return make(config, attn_implementation=PACKED, dtype=torch.float32)
+
+
+def _check_dropout(config: Mapping[str, Any]) -> None:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            _check_dropout(value)
+        elif isinstance(value, int | float) and value > 0 and ("dropout" in str(name) or "layerdrop" in str(name)):
+            raise UserError(
+                f"the model's {name} is {value}, but dropout here is that of the topology: set it to 0 in its config.json"
+            )
 
 
 class PerDevice:
@@ -63,24 +73,61 @@ class PerDevice:
         return self._made[device]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Published:
+    """A whole published model on the meta device, of which units are parts."""
+
+    path: Path
+    """Of its folder, or of its config.json."""
+    model: Any
+    """The model of `transformers`, with its head."""
+    layouts: Sequence[Layout]
+    """How its checkpoints may write the names of its tensors, the usual one first."""
+    names: frozenset[str]
+    """Names of all its parameters."""
+
+    @property
+    def config(self) -> Any:
+        """The whole configuration."""
+        return self.model.config
+
+
+def prefixed(*prefixes: str) -> tuple[Layout, ...]:
+    """Return the layouts in which all names have one of these prefixes in front."""
+    return tuple({"": prefix} for prefix in prefixes)
+
+
 class Adapted(nn.Module):
     """Base of units whose modules come from a model of `transformers` and have the compact model's attribute names."""
 
     width: int
     """Width of the hidden states."""
-    checkpoint_prefixes: tuple[str, ...] = ("",)
-    """Prefixes that the names of the model's tensors may have in a checkpoint."""
+    layouts: Sequence[Layout] = ({},)
+    """How checkpoints may write the names of the model's tensors."""
     stored_names: dict[str, str]
-    """Name in a checkpoint, without prefix, of each parameter. Parameters with the same one share its stored rows, in order."""
+    """Name in the model of `transformers` of each parameter. Parameters with the same one share its stored rows, in order."""
 
-    def adopt(self, model: PreTrainedModel, path: Path) -> None:
+    model_names: frozenset[str]
+    """Names of all parameters of that model, also of those that the unit does not have."""
+    tied_names: Sequence[str] = ()
+    """Names of parameters of that model that are others of it."""
+
+    def fixed(self) -> Mapping[str, Tensor]:
+        """Return the tensors of that model, by name, that the unit computes and does not train."""
+        return {}
+
+    def adopt(self, model: PreTrainedModel, path: Path, whole: Published | None = None) -> None:
         """Take the stored names and the initialisation from `model`. To be called once, when the modules are in place.
 
-        `path`: where the configuration and perhaps the weights lie.
+        `path`: where the configuration and perhaps the weights lie. `whole`: the model that `model` is a part of, whose names
+        and layouts count then.
         """
         self._path = path
         self._initialise_module: Any = model._init_weights
-        names = {id(tensor): name for name, tensor in model.named_parameters()}
+        if whole is not None:
+            self.layouts = whole.layouts
+        names = {id(tensor): name for name, tensor in (whole.model if whole else model).named_parameters()}
+        self.model_names = whole.names if whole else frozenset(names.values())
         self.stored_names = {name: names[id(tensor)] for name, tensor in self.named_parameters()}
 
     @torch.no_grad()
@@ -91,7 +138,7 @@ class Adapted(nn.Module):
         weights that they have in the whole unit. Raises UserError for a checkpoint that does not fit.
         """
         if has_weights(self._path):
-            load(self._path, self._stored(), self.checkpoint_prefixes)
+            load(self._path, self._stored(), self.layouts)
             return
         devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices):

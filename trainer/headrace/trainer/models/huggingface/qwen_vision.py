@@ -1,4 +1,7 @@
-"""Qwen2.5-VL's vision tower (Bai et al. 2025, section 2.1.1): window attention in most layers, full attention in a few."""
+"""The vision towers of Qwen2-VL and Qwen2.5-VL (Wang et al. 2024, section 2.1; Bai et al. 2025, section 2.1.1).
+
+In Qwen2.5-VL most layers attend inside of windows and a few to the whole image; in Qwen2-VL all of them attend to the whole one.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.utils.constants import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD
 from transformers.vision_utils import get_vision_window_index
 
-from headrace.errors import HeadraceError, UserError
+from headrace.errors import HeadraceError
 from headrace.spec import ImageSpec
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.huggingface.packed_layer import Rotations
-from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, skeleton
-from headrace.trainer.models.huggingface.vision_tower import check_patch, embed_patches, vision_config
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, Published, prefixed, skeleton
+from headrace.trainer.models.huggingface.vision_tower import (
+    check_merge,
+    check_patch,
+    embed_patches,
+    encoder_width,
+    vision_config,
+)
 from headrace.trainer.models.projector import Groups, Projector
 from headrace.trainer.models.vision_encoder import VisionEncoder, patch_positions
 
-_PREFIXES = ("", "visual.", "model.visual.")
+_LAYOUTS = prefixed("", "visual.", "model.visual.")
 _OF_FUSED = re.compile(r"(?<=\.qkv)\.(query|key|value)\b")
 
 
@@ -43,10 +53,10 @@ class Windows:
 
 
 class WindowLayer(nn.Module):
-    """A layer of Qwen2.5-VL's vision tower: (P, width) -> (P, width).
+    """A layer of a tower: (P, width) -> (P, width).
 
-    The first layer puts the patches into window order and the last one restores the packed order, so that between pipeline
-    stages they are in window order.
+    In a tower with windows the first layer puts the patches into window order and the last one restores the packed order, so that
+    between pipeline stages they are in window order.
     """
 
     def __init__(self, layer: nn.Module, *, is_first: bool, is_last: bool, sees_image: bool) -> None:
@@ -81,29 +91,33 @@ class QueryKeyValue(nn.Module):
 
 
 class QwenVision(Adapted, VisionEncoder):
-    """Qwen2.5-VL's tower without its merger: uint8 patches (P, 3 * patch * patch) -> features (P, width), in packed order.
+    """A tower without its merger: uint8 patches (P, 3 * patch * patch) -> features (P, width), in packed order.
 
     The tower embeds a still image as two equal frames; here one frame is embedded with the sum of both kernels.
     """
 
-    checkpoint_prefixes = _PREFIXES
+    layouts = _LAYOUTS
 
-    def __init__(self, model: Any, path: Path) -> None:
+    def __init__(self, model: Any, path: Path, whole: Published | None = None) -> None:
+        """`whole`: the published model that the tower `model` is a part of."""
         nn.Module.__init__(self)
         config = model.config
         for block in model.blocks:
             block.attn.qkv = QueryKeyValue(block.attn.qkv)
-        self.merge, self.width = config.spatial_merge_size, config.hidden_size
+        self.merge, self.width = config.spatial_merge_size, encoder_width(config)
         self.embed = model.patch_embed
-        last = config.depth - 1
+        self._window: int | None = getattr(config, "window_size", None)
+        full = range(config.depth) if self._window is None else config.fullatt_block_indexes
+        first, last = (None, None) if self._window is None else (0, config.depth - 1)
         self.layers = nn.ModuleList(
-            WindowLayer(block, is_first=index == 0, is_last=index == last, sees_image=index in config.fullatt_block_indexes)
+            WindowLayer(block, is_first=index == first, is_last=index == last, sees_image=index in full)
             for index, block in enumerate(model.blocks)
         )
         self.norm = nn.Identity()
-        self._rotary, self._config = PerDevice(type(model.rotary_pos_emb), config), config
-        self.adopt(model, path)
+        self._rotary, self._patch = PerDevice(type(model.rotary_pos_emb), config), config.patch_size
+        self.adopt(model, path, whole)
         self.stored_names = {name: _OF_FUSED.sub("", stored) for name, stored in self.stored_names.items()}
+        self.model_names = frozenset(_OF_FUSED.sub("", name) for name in self.model_names)
 
     def embed_inputs(self, patches: Tensor) -> Tensor:
         """Return the input of the first layer, (P, width), from uint8 patches in packed order."""
@@ -116,15 +130,18 @@ class QwenVision(Adapted, VisionEncoder):
         Raises HeadraceError for several frames.
         """
         if (image_grids[:, 0] != 1).any():
-            raise HeadraceError("a sample has an image of several frames, which Qwen2.5-VL joins two by two: it must have one")
-        window, patch = self._config.window_size, self._config.patch_size
-        groups, cu_windows = get_vision_window_index(image_grids, self.merge, window, patch)
+            raise HeadraceError("a sample has an image of several frames, which Qwen-VL joins two by two: it must have one")
+        positions, images = patch_positions(image_grids, self.merge), Segments.of(image_cu_seqlens)
+        if self._window is None:
+            order = torch.arange(len(positions))
+            return Windows(order=order, inverse_order=order, positions=positions, image_segments=images, window_segments=images)
+        groups, cu_windows = get_vision_window_index(image_grids, self.merge, self._window, self._patch)
         order = (groups[:, None] * self.merge**2 + torch.arange(self.merge**2)).flatten()
         return Windows(
             order=order,
             inverse_order=order.argsort(),
-            positions=patch_positions(image_grids, self.merge)[order],
-            image_segments=Segments.of(image_cu_seqlens),
+            positions=positions[order],
+            image_segments=images,
             window_segments=Segments.of(cu_windows),
         )
 
@@ -134,15 +151,16 @@ class QwenVision(Adapted, VisionEncoder):
 
 
 class QwenMerger(Adapted, Projector):
-    """Qwen2.5-VL's own projector: features (P, width) -> tokens (P / merge^2, out_hidden_size)."""
+    """The projector of such a model: features (P, width) -> tokens (P / merge^2, out_hidden_size)."""
 
-    checkpoint_prefixes = _PREFIXES
+    layouts = _LAYOUTS
 
-    def __init__(self, model: Any, path: Path) -> None:
+    def __init__(self, model: Any, path: Path, whole: Published | None = None) -> None:
         nn.Module.__init__(self)
-        self.group = model.spatial_merge_unit
+        self.group = model.config.spatial_merge_size**2
         self.merger = model.merger
-        self.adopt(model, path)
+        self.adopt(model, path, whole)
+        self.model_names = frozenset(_OF_FUSED.sub("", name) for name in self.model_names)
 
     def forward(self, features: Tensor, _: Groups) -> Tensor:
         """Project the features of all images, whose merge groups are complete."""
@@ -157,10 +175,9 @@ def qwen_vision(path: Path, image: ImageSpec, *, token_width: int) -> tuple[Qwen
     """
     config = vision_config(path)
     check_patch(path, config, image)
-    if image.merge != config.spatial_merge_size:
-        raise UserError(
-            f"the model in {path} joins {config.spatial_merge_size} x {config.spatial_merge_size} patches, but the job's "
-            f"image.merge is {image.merge}: set it to {config.spatial_merge_size}"
-        )
-    model = skeleton(Qwen2_5_VisionTransformerPretrainedModel._from_config, config)
-    return QwenVision(model, path), QwenMerger(model, path) if config.out_hidden_size == token_width else None
+    check_merge(path, config.spatial_merge_size, image)
+    is_first = config.model_type == "qwen2_vl_vision"
+    kind = Qwen2VisionTransformerPretrainedModel if is_first else Qwen2_5_VisionTransformerPretrainedModel
+    model = skeleton(kind._from_config, config)
+    made = config.hidden_size if is_first else config.out_hidden_size
+    return QwenVision(model, path), QwenMerger(model, path) if made == token_width else None

@@ -16,7 +16,7 @@ from headrace.model_shape import TransformerShape
 from headrace.spec import ImageSpec
 from headrace.trainer.models.huggingface.parts import read_config
 
-FAMILIES = ("qwen2_5_vl_vision", "siglip_vision_model", "clip_vision_model")
+FAMILIES = ("qwen2_vl_vision", "qwen2_5_vl_vision", "siglip_vision_model", "clip_vision_model")
 """Supported values of a vision tower's `model_type`, be it a model itself or a part of one."""
 
 
@@ -31,23 +31,48 @@ def vision_config(path: Path) -> Any:
 
 def vision_shape(path: Path) -> TransformerShape:
     """Return the sizes of the vision tower at `path`, but not its windows. Raises UserError for an unsupported tower."""
-    config = vision_config(path)
+    return shape_of_tower(vision_config(path))
+
+
+def shape_of_tower(config: Any) -> TransformerShape:
+    """Return the sizes of the vision tower with this configuration of `transformers`, but not its windows."""
+    width = encoder_width(config)
+    is_qwen2 = config.model_type == "qwen2_vl_vision"
     return TransformerShape(
         layers=config.num_hidden_layers,
-        width=config.hidden_size,
+        width=width,
         heads=config.num_attention_heads,
         kv_heads=config.num_attention_heads,
-        mlp=config.intermediate_size,
+        mlp=int(width * config.mlp_ratio) if is_qwen2 else config.intermediate_size,
         gated=config.model_type == "qwen2_5_vl_vision",
     )
 
 
+def encoder_width(config: Any) -> int:
+    """Return the width of a vision tower's layers. Qwen2-VL calls it embed_dim, and the width of its tokens hidden_size."""
+    return int(config.embed_dim if config.model_type == "qwen2_vl_vision" else config.hidden_size)
+
+
 def check_patch(path: Path, config: Any, image: ImageSpec) -> None:
     """Raise UserError where the job cuts images into patches of another size than the model takes."""
-    if image.patch != config.patch_size:
+    patch = patch_side(config)
+    if image.patch != patch:
         raise UserError(
-            f"the model in {path} takes patches of {config.patch_size} pixels, but the job's image.patch is {image.patch}: "
-            f"set it to {config.patch_size}"
+            f"the model in {path} takes patches of {patch} pixels, but the job's image.patch is {image.patch}: set it to {patch}"
+        )
+
+
+def patch_side(config: Any) -> int:
+    """Return the side of a tower's patches in pixels."""
+    size = config.patch_size
+    return int(size if isinstance(size, int) else size[0])
+
+
+def check_merge(path: Path, merge: int, image: ImageSpec) -> None:
+    """Raise UserError where the model joins merge x merge patches to a token, and the job another number."""
+    if image.merge != merge:
+        raise UserError(
+            f"the model in {path} joins {merge} x {merge} patches, but the job's image.merge is {image.merge}: set it to {merge}"
         )
 
 

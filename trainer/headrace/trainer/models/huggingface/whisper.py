@@ -6,6 +6,7 @@ the first step, rather than when such a recording comes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from headrace.trainer.loading.collate import cumulative, places
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
 from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, read_config, skeleton
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, prefixed, read_config, skeleton
 
 
 class WhisperAudio(Adapted, AudioEncoder):
@@ -32,31 +33,29 @@ class WhisperAudio(Adapted, AudioEncoder):
     that Whisper was trained with, which are not trained.
     """
 
-    checkpoint_prefixes = ("model.encoder.", "encoder.", "")
+    layouts = prefixed("model.encoder.", "encoder.", "")
 
     def __init__(self, path: Path, audio: AudioSpec) -> None:
         """Raises UserError where the model cannot take the job's mel bins or the longest recording that the job allows."""
         nn.Module.__init__(self)
         config = _config(path)
-        if audio.mel_bins != config.num_mel_bins:
-            raise UserError(
-                f"the model in {path} takes {config.num_mel_bins} mel bins, but the job's audio.mel_bins is {audio.mel_bins}: "
-                f"set it to {config.num_mel_bins}"
-            )
-        if -(-audio.most_frames // STRIDE) > config.max_source_positions:
-            positions = config.max_source_positions
-            seconds = positions * STRIDE * audio.hop_samples / audio.sample_rate
-            raise UserError(
-                f"the job's audio.max_seconds ({audio.max_seconds:g}) allows more than the {positions} positions of the model in "
-                f"{path}: set it to {seconds:g}, and longer recordings are quarantined; a changed job needs a new name"
-            )
+        check_recordings(path, config, audio)
         model = skeleton(WhisperEncoder._from_config, config)
-        self.width = config.d_model
+        self._take(model, PerDevice(sinusoids, config.max_source_positions, config.d_model))
+        self.norm = model.layer_norm
+        self.adopt(model, path)
+
+    def _take(self, model: Any, positions: PerDevice) -> None:
+        """Take the modules of an encoder in front of its last norm. positions: makes the table (positions, width)."""
+        self.width = model.config.d_model
         self.conv1, self.conv2 = model.conv1, model.conv2
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in model.layers)
-        self.norm = model.layer_norm
-        self._positions = PerDevice(sinusoids, config.max_source_positions, config.d_model)
-        self.adopt(model, path)
+        self._positions = positions
+
+    def fixed(self) -> Mapping[str, Tensor]:
+        """Return the table of positions, which Whisper stores too."""
+        table: Tensor = self._positions.on(torch.device("cpu"))
+        return {"embed_positions.weight": table}
 
     def convolutions(self, mel_frames: Tensor) -> Any:
         """Return what `embed_inputs` needs to know of recordings of these (A,) mel frames, on the host as they are.
@@ -82,6 +81,22 @@ class WhisperAudio(Adapted, AudioEncoder):
     def layer_args(self, layout: Segments) -> tuple[Segments]:
         """Return what every layer takes besides its hidden states: the segments, one per recording."""
         return (layout,)
+
+
+def check_recordings(path: Path, config: Any, audio: AudioSpec) -> None:
+    """Raise UserError where an encoder cannot take the job's mel bins or the longest recording that the job allows."""
+    if audio.mel_bins != config.num_mel_bins:
+        raise UserError(
+            f"the model in {path} takes {config.num_mel_bins} mel bins, but the job's audio.mel_bins is {audio.mel_bins}: "
+            f"set it to {config.num_mel_bins}"
+        )
+    if -(-audio.most_frames // STRIDE) > config.max_source_positions:
+        positions = config.max_source_positions
+        seconds = positions * STRIDE * audio.hop_samples / audio.sample_rate
+        raise UserError(
+            f"the job's audio.max_seconds ({audio.max_seconds:g}) allows more than the {positions} positions of the model in "
+            f"{path}: set it to {seconds:g}, and longer recordings are quarantined; a changed job needs a new name"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +129,11 @@ def packed_conv(conv: nn.Module, x: Tensor, spread: Spread) -> Tensor:
 
 def audio_shape(path: Path) -> TransformerShape:
     """Return the sizes of the audio encoder at `path`. Raises UserError if the model is not a Whisper."""
-    config = _config(path)
+    return shape_of_encoder(_config(path))
+
+
+def shape_of_encoder(config: Any) -> TransformerShape:
+    """Return the sizes of the encoder with this configuration of `transformers`."""
     return TransformerShape(
         layers=config.encoder_layers,
         width=config.d_model,

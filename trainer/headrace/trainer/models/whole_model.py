@@ -12,6 +12,7 @@ from headrace.manifest import Vocabulary
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.spec import JobSpec
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel, build_model, initialise
 
 
@@ -30,21 +31,28 @@ class WholeModel:
     """Folders of pretrained weights that training starts from."""
 
     @classmethod
-    def of(cls, name: str, spec: JobSpec, vocabulary: Vocabulary, units: HuggingFaceUnits) -> WholeModel:
+    def of(cls, name: str, spec: JobSpec, vocabulary: Vocabulary, units: HuggingFaceUnits, *, dropout: float = 0.0) -> WholeModel:
         """Return the model of a job's trainers: of a named size, with these units from `transformers`.
+
+        dropout: rate in the LLM's layers (`models.dropout`).
 
         Raises UserError where a unit does not fit the job, or `transformers` is missing.
         """
         ids = vocabulary.image_token, vocabulary.audio_token
         if units == HuggingFaceUnits():
             make = partial(build_model, name, spec, vocabulary.size, *ids, seed=spec.seed, device="meta")
+            make = partial(_with_dropout, make, dropout, spec.seed) if dropout else make
             return cls(name=name, shape=MODEL_SHAPES[name], make=make, initialise=initialise)
-        try:
-            from headrace.trainer.models.huggingface import model as adapted
-        except ImportError as err:
-            raise UserError(
-                f"the topology's model needs transformers, which is not here ({err}): pip install transformers"
-            ) from err
+        need_transformers()
+        from headrace.trainer.models.huggingface import model as adapted
+        from headrace.trainer.models.huggingface.llm import check_positions
+        from headrace.trainer.models.huggingface.tokenizer_check import check_tokenizer
+
+        if units.whole is not None:
+            check_positions(units.whole, spec)
+        for path in (units.whole, units.llm):
+            if path is not None:
+                check_tokenizer(path, spec.text.tokenizer, vocabulary, is_whole=path is units.whole)
         make = partial(
             adapted.adapted_model,
             units,
@@ -56,6 +64,7 @@ class WholeModel:
             audio_token_id=vocabulary.audio_token,
             seed=spec.seed,
         )
+        make = partial(_with_dropout, make, dropout, spec.seed) if dropout else make
         return cls(
             name=name,
             shape=adapted.adapted_shape(units, MODEL_SHAPES[name]),
@@ -63,3 +72,17 @@ class WholeModel:
             initialise=adapted.initialise,
             pretrained=adapted.pretrained(units),
         )
+
+
+def _with_dropout(make: Callable[[], MultimodalModel], rate: float, seed: int) -> MultimodalModel:
+    model = make()
+    model.decoder.dropout = ResidualDropout(model.decoder.layers, rate, seed)
+    return model
+
+
+def need_transformers() -> None:
+    """Raise UserError where `transformers` is missing."""
+    try:
+        from headrace.trainer.models.huggingface import model  # noqa: F401
+    except ImportError as err:
+        raise UserError(f"the topology's model needs transformers, which is not here ({err}): pip install transformers") from err

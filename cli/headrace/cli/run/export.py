@@ -1,0 +1,45 @@
+"""`headrace export`: a checkpoint of a pipeline or of nodes as a folder that `transformers` loads."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `headrace export`."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder of `headrace train --checkpoint`")
+    parser.add_argument("out", type=Path, metavar="OUT", help="a folder that is empty or not there yet")
+    what = parser.add_argument_group("what training started from, as `model:` in the file of --topology or --nodes")
+    what.add_argument("--model", type=Path, metavar="DIR", help="the whole model")
+    for unit in ("vision", "audio", "llm"):
+        what.add_argument(f"--{unit}", type=Path, metavar="DIR", help=f"of {unit}; with several, OUT has a folder of each")
+    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint after so many steps (default: the newest)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of the weights (default: as training found them)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the folder, and say where it is."""
+    from headrace.errors import UserError
+    from headrace.trainer.models.adapted_units import HuggingFaceUnits
+    from headrace.trainer.models.whole_model import need_transformers
+    from headrace.trainer.pipeline.checkpoint_files import Checkpoint, complete_steps
+
+    if args.model is not None and (args.vision or args.audio or args.llm):
+        raise UserError("--model is a whole model, and --vision, --audio and --llm are parts: name either")
+    units = HuggingFaceUnits(whole=args.model, vision=args.vision, audio=args.audio, llm=args.llm)
+    steps = complete_steps(args.checkpoint)
+    if args.step is not None and args.step not in steps:
+        have = ", ".join(map(str, steps)) or "none"
+        raise UserError(f"{args.checkpoint} has no complete checkpoint after {args.step} steps; there are {have}")
+    checkpoint = Checkpoint.newest(args.checkpoint) if args.step is None else Checkpoint(args.checkpoint, args.step)
+    need_transformers()
+    from headrace.trainer.pipeline.checkpoint_export import export_checkpoint
+
+    for folder in export_checkpoint(checkpoint, units, args.out, dtype=args.dtype):
+        print(f"step {checkpoint.step} written to {folder}")
+    return 0
