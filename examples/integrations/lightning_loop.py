@@ -23,13 +23,20 @@ class Llama(LightningModule):
     def __init__(self, loader: trainer.StepLoader) -> None:
         super().__init__()
         self.model = small_llama(loader)
+        self.loss_mean = 0.0
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         """The loss of one microbatch."""
         scale = batch.pop("loss_scale")
         loss = self.model(**batch, num_items_in_batch=1).loss * scale
-        self.log("loss", loss, on_step=False, on_epoch=True)
+        self.loss_mean += loss.item() / self.trainer.accumulate_grad_batches
         return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Print the loss of a step behind its last microbatch."""
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
+            print(f"step {self.trainer.global_step - 1} loss {self.loss_mean:.6f}", flush=True)
+            self.loss_mean = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW at a constant rate."""
@@ -49,6 +56,7 @@ def main() -> None:
         training = Trainer(
             accelerator="auto",
             max_steps=options.steps,
+            max_epochs=1,  # those of the job are all in it
             accumulate_grad_batches=options.microbatches,
             callbacks=[batches, saved],
             logger=False,

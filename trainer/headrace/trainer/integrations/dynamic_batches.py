@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
-from headrace.trainer.integrations.model_inputs import packed_inputs, with_tokens
+from headrace.trainer.integrations.model_inputs import with_tokens
 from headrace.trainer.integrations.step_stream import StepStream
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.step_loader import StepLoader
@@ -25,13 +25,15 @@ Form = Callable[[PackedMicrobatch, Vocabulary], dict[str, Any]]
 
 
 def veomni_form(data: PackedMicrobatch, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return a micro-batch of VeOmni: (1, T) tokens, positions, mask and shifted labels, and the arguments of flash attention."""
+    """Return a micro-batch of VeOmni: (1, T) tokens, positions ((1, 3, T) with M-RoPE), mask and shifted labels, and the arguments
+    of flash attention."""
     data = with_tokens(data, vocabulary)
-    inputs = packed_inputs(data, vocabulary, labels_are_shifted=True)
-    flash = data.flash_kwargs()
+    flash, mrope = data.flash_kwargs(), data.mrope_position_ids
     return {
-        **inputs,
-        "attention_mask": torch.ones_like(inputs["input_ids"]),
+        "input_ids": data.input_ids[None],
+        "position_ids": (mrope if mrope.shape[1] else data.position_ids)[None],
+        "labels": data.labels[None],
+        "attention_mask": torch.ones_like(data.input_ids)[None],
         "cu_seq_lens_q": flash["cu_seqlens_q"],
         "cu_seq_lens_k": flash["cu_seqlens_k"],
         "max_length_q": flash["max_seqlen_q"],

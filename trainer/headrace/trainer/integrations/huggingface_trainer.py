@@ -31,7 +31,7 @@ class HeadraceTrainer(Trainer):
         self,
         *args: Any,
         loader: StepLoader,
-        inputs: Callable[[Microbatch], dict[str, Tensor]] | None = None,
+        inputs: Callable[[Microbatch], dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         """`inputs`: makes the arguments of the model from a microbatch; None: packed tokens. Other arguments: see Trainer."""
@@ -47,7 +47,7 @@ class HeadraceTrainer(Trainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
-    ) -> tuple[list[dict[str, Tensor]], Tensor | None]:
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
         """Return the microbatches of the next step, and the targets of its global batch; none, and the end, behind the last one."""
         step = self._stream.next_step()
         if step is None:

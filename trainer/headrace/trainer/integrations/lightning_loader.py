@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
 
 from headrace.errors import UserError
 from headrace.trainer.integrations.model_inputs import packed_inputs
@@ -25,7 +24,7 @@ class HeadraceBatches(Callback):
     when the optimizer has made them, and the loader's state is in Lightning's checkpoints.
     """
 
-    def __init__(self, loader: StepLoader, *, inputs: Callable[[Microbatch], dict[str, Tensor]] | None = None) -> None:
+    def __init__(self, loader: StepLoader, *, inputs: Callable[[Microbatch], dict[str, Any]] | None = None) -> None:
         """`inputs`: makes a batch from a microbatch; None: packed tokens, as models of Hugging Face take them."""
         self._stream = StepStream(loader, commits_when_asked=False)
         self._inputs = inputs or (lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary))

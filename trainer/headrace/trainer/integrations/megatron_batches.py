@@ -1,7 +1,7 @@
 """Batches for training loops of Megatron-Core (0.16), and an external data loader for Megatron-LM and Megatron-Bridge.
 
-The keys are those of `get_batch` in Megatron-LM's pretrain_gpt.py. With `dataloader_type="external"`, Megatron's loops call `next`
-on what the data provider returned, and `save_state` when they save a checkpoint (`maybe_save_dataloader_state` of
+The keys are those of `get_batch` in Megatron-LM's pretrain_gpt.py. With `dataloader_type="external"`, Megatron's loops call
+`next` on what the data provider returned, and `save_state` when they save a checkpoint (`maybe_save_dataloader_state` of
 megatron/training/checkpointing.py and megatron/bridge/training/checkpointing.py).
 """
 

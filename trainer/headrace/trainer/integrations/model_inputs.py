@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
@@ -15,18 +15,19 @@ from headrace.trainer.loading.packs import padding_token
 
 def packed_inputs(
     data: PackedMicrobatch, vocabulary: Vocabulary, *, labels_are_shifted: bool = False, media: bool = False
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """Return a microbatch as models of Hugging Face take packed samples: `input_ids`, `position_ids` and `labels`, each (1, T).
 
-    Positions start from 0 at every sample: with them, and without an attention mask, these models keep attention inside of
-    samples. With M-RoPE, position ids are (3, 1, T). There is one token at least, without a label.
+    Positions start from 0 at every sample: with them, without an attention mask and without a cache, these models keep attention
+    inside of samples. With M-RoPE, position ids are (3, 1, T). There is one token at least, without a label.
 
     labels_are_shifted: whether `labels[t]` is to be the token that follows t; models of Hugging Face shift labels themselves.
     media: add those that there are as they are: `patches` with `image_grids`, `mel` with `mel_frames`.
     """
     data = with_tokens(data, vocabulary)
     mrope = data.mrope_position_ids
-    inputs = {
+    inputs: dict[str, Any] = {
+        "use_cache": False,
         "input_ids": data.input_ids[None],
         "position_ids": mrope[:, None] if mrope.shape[1] else data.position_ids[None],
         "labels": (data.labels if labels_are_shifted else data.unshifted_labels)[None],
@@ -37,7 +38,7 @@ def packed_inputs(
 
 
 def with_tokens(data: PackedMicrobatch, vocabulary: Vocabulary) -> PackedMicrobatch:
-    """Return a microbatch that has no token with one token of padding, since most models cannot run on none; others as they are."""
+    """Return a microbatch as it is or, where it has no token, with one of padding, since most models cannot run on none."""
     if len(data.input_ids):
         return data
     return replace(
