@@ -27,7 +27,7 @@ class OnTheProcessor(TorchFunctionMode):
 
 
 if __name__ == "__main__":
-    torch.cuda.current_device = lambda: "cpu"
+    torch.cuda.current_device, torch.cuda.synchronize = lambda: "cpu", lambda: None
     CudaRNGStatesTracker.fork = lambda self, name="": nullcontext()  # there is no GPU whose generator is put aside
     script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
