@@ -1,6 +1,7 @@
 """A small GPT trained by the schedules of Megatron-Core. It needs `pip install 'headrace[trainer,integrations]'`.
 
-torchrun --nproc-per-node 1 examples/integrations/megatron_loop.py --endpoint 127.0.0.1:7070 --job demo --checkpoints /tmp/megatron
+torchrun --nproc-per-node 1 examples/integrations/megatron_loop.py --endpoint 127.0.0.1:7070 --job demo \
+    --checkpoints /tmp/megatron
 
 With Megatron-LM or Megatron-Bridge, `forward_step` and the loop are theirs: the page says what is left.
 """
@@ -89,7 +90,11 @@ def main() -> None:
         loss_sum, num_targets = torch.stack([report["lm loss"] for report in reports]).sum(0).tolist()
         print(f"step {iteration} loss {loss_sum / num_targets:.6f}", flush=True)
         if (iteration + 1) % options.every == 0:
-            state = {"optimizer": optimizer.state_dict(), "iteration": iteration + 1, "dataloader_state_dict": batches.save_state()}
+            state = {
+                "optimizer": optimizer.state_dict(),
+                "iteration": iteration + 1,
+                "dataloader_state_dict": batches.save_state(),
+            }
             folder = options.checkpoints / f"iter_{iteration + 1:07d}"
             folder.mkdir(parents=True)
             dist_checkpointing.save({"model": gpt.sharded_state_dict(), **state}, str(folder))

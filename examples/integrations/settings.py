@@ -18,7 +18,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--job", required=True, help="name of a job that was submitted")
     parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default %(default)s)")
     parser.add_argument("--microbatches", type=int, default=2, help="microbatches of a step and rank (default %(default)s)")
-    parser.add_argument("--checkpoints", type=Path, required=True, help="folder of checkpoints: of the newest one training goes on")
+    parser.add_argument(
+        "--checkpoints", type=Path, required=True, help="folder of checkpoints: of the newest one training goes on"
+    )
     parser.add_argument("--every", type=int, default=5, help="steps from checkpoint to checkpoint (default %(default)s)")
     return parser.parse_args()
 

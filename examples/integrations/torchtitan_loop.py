@@ -35,9 +35,7 @@ def main() -> None:
         model_spec=llama,
         hf_assets_path=str(Path(__file__).parents[2] / "preprocessor" / "headrace" / "preprocessor" / "text"),
         dump_folder=str(options.checkpoints),
-        dataloader=HeadraceDataLoader.Config(
-            endpoint=options.endpoint, job=options.job, padded=not torch.cuda.is_available()
-        ),
+        dataloader=HeadraceDataLoader.Config(endpoint=options.endpoint, job=options.job, padded=not torch.cuda.is_available()),
         training=TrainingConfig(
             steps=options.steps,
             local_batch_size=1,

@@ -1,4 +1,4 @@
-"""Loops that know no commits: their steps are committed as they go on, and their checkpoints name the last step that is applied."""
+"""Loops that know no commits: their steps are committed as they go on, and their checkpoints name the last step applied."""
 
 from __future__ import annotations
 

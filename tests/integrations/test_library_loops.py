@@ -37,7 +37,13 @@ def loop(calm: Any, tmp_path: Path) -> Loop:
     def start(script: str, job: str, *launcher: str) -> subprocess.Popen[str]:
         command = [sys.executable, *launcher, str(EXAMPLES / "integrations" / f"{script}.py"), "--endpoint", calm.endpoint]
         command += ["--job", job, "--steps", str(STEPS), "--every", str(EVERY), "--checkpoints", str(tmp_path / job)]
-        world = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+        world = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_ports(1)[0]),
+        }
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **(world if launcher else {})}
         errors = (tmp_path / f"{job}.log").open("a")
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -64,7 +70,12 @@ def losses(process: subprocess.Popen[str], first: int, log: Path, stop: int | No
         ("huggingface_loop", "accelerate", [], ("plain_loop", [])),
         ("accelerate_loop", "accelerate", [], ("plain_loop", [])),
         ("lightning_loop", "lightning", [], ("plain_loop", [])),
-        ("megatron_loop", "megatron", [str(HERE / "megatron_on_cpu.py")], ("plain_megatron_loop", [str(HERE / "megatron_on_cpu.py")])),
+        (
+            "megatron_loop",
+            "megatron",
+            [str(HERE / "megatron_on_cpu.py")],
+            ("plain_megatron_loop", [str(HERE / "megatron_on_cpu.py")]),
+        ),
     ],
 )
 def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoint(

@@ -2,8 +2,8 @@
 
 python tests/integrations/torchtitan_on_cpu.py SCRIPT ARGUMENTS
 
-The processor is given out as torchtitan's accelerator, what it asks of an accelerator's memory is answered with nothing, and models
-have causal attention without masks in place of flex attention, which is not trained on processors.
+The processor is given out as torchtitan's accelerator, what it asks of an accelerator's memory is answered with nothing, and
+models have causal attention without masks in place of flex attention, which is not trained on processors.
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ def test_a_microbatch_without_tokens_gets_one_without_a_target() -> None:
     for form in (veomni_form, verl_form, packed_inputs):
         inputs = form(collate([]), VOCABULARY)
         assert inputs["input_ids"].numel() == 1
-        assert int(inputs["input_ids"].flatten()[0] if not inputs["input_ids"].is_nested else inputs["input_ids"].values()[0]) == 2
+        assert (
+            int(inputs["input_ids"].flatten()[0] if not inputs["input_ids"].is_nested else inputs["input_ids"].values()[0]) == 2
+        )
     assert with_tokens(collate([]), VOCABULARY).num_targets == 0
 
 

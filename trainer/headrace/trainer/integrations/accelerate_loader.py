@@ -35,8 +35,8 @@ def connect(accelerator: Accelerator, endpoint: str, *, job: str, **options: Any
 def microbatches(accelerator: Accelerator, model: nn.Module, step: Step) -> Iterator[PackedMicrobatch]:
     """Yield the microbatches of a step on the accelerator's device. Gradients are exchanged in the last one's backward pass.
 
-    Run forward and `accelerator.backward` in the loop's body, with `gradient_accumulation_steps` left at 1, and step the optimizer
-    behind the loop.
+    Run forward and `accelerator.backward` in the loop's body, with `gradient_accumulation_steps` left at 1, and step the
+    optimizer behind the loop.
     """
     for number, microbatch in enumerate(step, 1):
         with nullcontext() if number == step.num_microbatches else accelerator.no_sync(model):

@@ -1,9 +1,9 @@
 """Steps as lists of token-balanced micro-batches, in the form in which VeOmni's and verl's own loaders give them.
 
-VeOmni (0.1): `veomni.trainer.base.BaseTrainer.train_step` takes a list of dicts a step from `next(data_iterator)`, with the keys of
-`veomni.data.data_collator.MainCollator`, labels shifted. verl (0.9): `verl.utils.seqlen_balancing.rearrange_micro_batches` makes
-micro-batches of jagged tensors, as `verl.utils.dataset.dataset_utils.SFTTensorCollator` collates them; `loss_mask` is of the token
-itself, and the model's engine shifts it. Both cut a batch by tokens when it has arrived; here it is planned that way.
+VeOmni (0.1): `veomni.trainer.base.BaseTrainer.train_step` takes a list of dicts a step from `next(data_iterator)`, with the keys
+of `veomni.data.data_collator.MainCollator`, labels shifted. verl (0.9): `verl.utils.seqlen_balancing.rearrange_micro_batches`
+makes micro-batches of jagged tensors, as `verl.utils.dataset.dataset_utils.SFTTensorCollator` collates them; `loss_mask` is of
+the token itself, and the model's engine shifts it. Both cut a batch by tokens when it has arrived; here it is planned that way.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Form = Callable[[PackedMicrobatch, Vocabulary], dict[str, Any]]
 
 
 def veomni_form(data: PackedMicrobatch, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return a micro-batch of VeOmni: (1, T) tokens, positions ((1, 3, T) with M-RoPE), mask and shifted labels, and the arguments
-    of flash attention."""
+    """Return a micro-batch of VeOmni: (1, T) tokens, positions ((1, 3, T) with M-RoPE), mask and shifted labels, and the
+    arguments of flash attention."""
     data = with_tokens(data, vocabulary)
     flash, mrope = data.flash_kwargs(), data.mrope_position_ids
     return {

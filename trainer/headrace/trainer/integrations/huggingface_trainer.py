@@ -48,7 +48,7 @@ class HeadraceTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
-        """Return the microbatches of the next step, and the targets of its global batch; none, and the end, behind the last one."""
+        """Return the microbatches of the next step, and the targets of its global batch; behind the last one none, and end."""
         step = self._stream.next_step()
         if step is None:
             self.control.should_training_stop = True
