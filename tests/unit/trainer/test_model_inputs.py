@@ -19,7 +19,7 @@ VOCABULARY = Vocabulary(size=16, image_token=0, audio_token=1)
 @pytest.fixture
 def batch() -> PackedMicrobatch:
     """Two samples, of 3 and 5 tokens."""
-    probes = [Probe(num_tokens=n, num_targets=n - 1, image_patches=(), mel_frames=()) for n in (3, 5)]
+    probes = [Probe(name=str(n), num_tokens=n, num_targets=n - 1, image_patches=(), mel_frames=()) for n in (3, 5)]
     return random_batch(probes, image=ImageSpec(), audio=AudioSpec(), placeholders=(0, 1))
 
 

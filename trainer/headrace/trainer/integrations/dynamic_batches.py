@@ -59,7 +59,7 @@ def verl_form(data: PackedMicrobatch, vocabulary: Vocabulary) -> dict[str, Any]:
 class DynamicBatches:
     """Iterates over the steps of a job as lists of micro-batches, as many on every rank where the loader has them equal.
 
-    Each step is committed when the loop asks for the next one, or for the state: nothing may fetch ahead of it, such as VeOmni's
+    Each step is committed when the loop asks for the next one: nothing may fetch ahead of it, such as VeOmni's
     `use_background_prefetcher`.
     """
 

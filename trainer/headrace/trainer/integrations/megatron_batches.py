@@ -26,7 +26,8 @@ from headrace.trainer.loading.steps import Microbatch
 class MegatronBatches(Iterator[dict[str, Any]]):
     """The microbatches of this data-parallel rank, in every process of it: tensor- and pipeline-parallel ones get the same.
 
-    A step is committed when the loop asks for the first microbatch behind it, or for the state.
+    A step is committed when the loop asks for the first microbatch behind it. `save_state`, which Megatron calls in some
+    processes of a data-parallel rank only, waits for no other.
     """
 
     def __init__(self, endpoint: str, *, job: str, padded: bool = False, **options: Any) -> None:

@@ -15,8 +15,8 @@ class StepStream:
     """Hands out a loader's steps, one at a time, and commits each before the next one.
 
     There are two kinds of loops. Some take the batches of a step when they train on them: whoever asks for the next step, or for
-    the state, has applied the last one, which is committed then (`commits_when_asked`). Others may fetch ahead: they say when a
-    step is applied, by `commit`.
+    the state, has applied the last one; it is committed when the next one is asked for (`commits_when_asked`). Others may fetch
+    ahead: they say when a step is applied, by `commit`.
     """
 
     def __init__(self, loader: StepLoader, *, commits_when_asked: bool) -> None:
@@ -41,21 +41,29 @@ class StepStream:
 
         Raises ConflictError where the loop took fewer microbatches than the step has.
         """
-        if self.step is None:
-            return
-        if not self.step.consumed:
-            raise ConflictError(
-                f"the loop ended a step before it took all {self.step.num_microbatches} microbatches that step {self.step.index} "
-                "of the job has: have it accumulate gradients over as many, or change the job's topology.microbatches"
-            )
-        self.loader.commit(self.step, loss=loss)
-        self.step = None
+        if self.step is not None:
+            self._check_consumed(self.step)
+            self.loader.commit(self.step, loss=loss)
+            self.step = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loader's state behind the last step that is applied. Opens no session."""
-        if self._commits_when_asked:
-            self.commit()
-        return self.loader.state_dict()
+        """Return the loader's state behind the last step that is applied. Opens no session, and waits for nobody.
+
+        A step that is applied counts, also where it is not committed yet: whoever loads the state commits it then.
+        Raises ConflictError as `commit`.
+        """
+        state = self.loader.state_dict()
+        if self._commits_when_asked and self.step is not None:
+            self._check_consumed(self.step)
+            state |= {"step": self.step.index + 1, "content": self.step.content}
+        return state
+
+    def _check_consumed(self, step: Step) -> None:
+        if not step.consumed:
+            raise ConflictError(
+                f"the loop ended a step before it took all {step.num_microbatches} microbatches that step {step.index} of the "
+                "job has: have it accumulate gradients over as many, or change the job's topology.microbatches"
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, which may be empty: then nothing is done."""

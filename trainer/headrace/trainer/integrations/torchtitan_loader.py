@@ -22,7 +22,7 @@ from headrace.trainer.loading.steps import Microbatch
 
 
 class HeadraceDataLoader(BaseDataLoader):
-    """Microbatches of a job. A step is committed when torchtitan asks for the next one, or for the state of a checkpoint."""
+    """Microbatches of a job. A step is committed when torchtitan asks for the next one."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
