@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 HERE, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
 STEPS, EVERY, KILLED_AT = 20, 5, 12
-LOSS = re.compile(r"step:? +(\d+) +loss:? +([\d.]+)")
+LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
 Loop = Callable[..., subprocess.Popen[str]]
 
 
@@ -44,23 +44,24 @@ def loop(calm: Any, tmp_path: Path) -> Loop:
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
         }
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path), **(world if launcher else {})}
-        errors = (tmp_path / f"{job}.log").open("a")
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(world if launcher else {})}
+        with (tmp_path / f"{job}.log").open("a") as errors:
+            return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
     return start
 
 
-def losses(process: subprocess.Popen[str], first: int, log: Path, stop: int | None = None) -> dict[int, float]:
-    """Of the steps that a loop prints, the first of which it calls `first`; it is killed once it has printed `stop`."""
-    assert process.stdout is not None
+def losses(process: subprocess.Popen[str], log: Path, stop: int | None = None) -> dict[int, float]:
+    """Of the steps that a loop prints; it is killed once it has printed `stop`."""
     found: dict[int, float] = {}
-    for line in process.stdout:
-        if match := LOSS.search(line):
-            found[int(match[1]) - first] = float(match[2])
-            if int(match[1]) - first == stop:
+    with process:
+        assert process.stdout is not None
+        for match in filter(None, map(LOSS.match, process.stdout)):
+            found[int(match[1])] = float(match[2])
+            if int(match[1]) == stop:
                 process.kill()
-    assert process.wait() == 0 or stop is not None, log.read_text()[-4000:]
+    assert process.returncode == 0 or stop is not None, log.read_text()[-4000:]
     return found
 
 
@@ -87,9 +88,9 @@ def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoin
     shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
     topology = {"replicas": 1, "microbatches": 2}
     job, alone = (calm.submit(spec(f"{script}-{kind}", topology=topology, **shape)) for kind in ("killed", "alone"))
-    expected = losses(loop(plain[0], alone, *plain[1]), 0, tmp_path / f"{alone}.log")
-    before = losses(loop(script, job, *launcher), 0, tmp_path / f"{job}.log", stop=KILLED_AT)
-    after = losses(loop(script, job, *launcher), 0, tmp_path / f"{job}.log")
+    expected = losses(loop(plain[0], alone, *plain[1]), tmp_path / f"{alone}.log")
+    before = losses(loop(script, job, *launcher), tmp_path / f"{job}.log", stop=KILLED_AT)
+    after = losses(loop(script, job, *launcher), tmp_path / f"{job}.log")
     assert sorted(after) == list(range(KILLED_AT - KILLED_AT % EVERY, STEPS)), "on from the newest checkpoint"
     assert expected == pytest.approx(before | after, rel=1e-4)
     assert {step: before[step] for step in before if step in after} == pytest.approx(

@@ -59,7 +59,8 @@ class HeadraceDataLoader(BaseDataLoader):
         if self._padded:
             rows = data.padded()
             return {"input": rows.input_ids, "positions": rows.position_ids}, rows.labels
-        width = spec.pack_tokens if spec.pad_to_max_length and len(microbatch.data.input_ids) else len(data.input_ids)
+        in_packs = spec.pad_to_max_length and len(microbatch.data.input_ids)
+        width = (spec.pack_tokens if in_packs else None) or len(data.input_ids)
         inputs = {"input": data.input_ids.view(-1, width), "positions": data.position_ids.view(-1, width)}
         return inputs, data.labels.view(-1, width)
 
