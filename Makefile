@@ -32,7 +32,7 @@ test-slow: setup  ## what the suite leaves out for its time: more variants, and 
 
 # An environment without what only developers have, as a trainer's host is.
 INTEGRATIONS := .venv-integrations
-test-integrations:  ## train by the loops of other libraries, kill them and go on, in an environment of their own (half an hour the first time)
+test-integrations:  ## train by the loops of other libraries, kill them and go on, in an environment of their own, which it makes
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
