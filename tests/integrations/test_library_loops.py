@@ -71,11 +71,12 @@ def losses(process: subprocess.Popen[str], log: Path, stop: int | None = None) -
         ("huggingface_loop", "accelerate", [], ("plain_loop", [])),
         ("accelerate_loop", "accelerate", [], ("plain_loop", [])),
         ("lightning_loop", "lightning", [], ("plain_loop", [])),
-        (
+        pytest.param(
             "megatron_loop",
             "megatron",
             [str(HERE / "megatron_on_cpu.py")],
             ("plain_megatron_loop", [str(HERE / "megatron_on_cpu.py")]),
+            marks=pytest.mark.skip(reason="not seen to its end yet"),
         ),
     ],
 )
