@@ -33,6 +33,14 @@ test: setup lint  ## the whole suite
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
 
+# An environment without what only developers have, as a trainer's host is.
+INTEGRATIONS := .venv-integrations
+test-integrations:  ## train by the loops of other libraries, kill them and go on, in an environment of their own, which it makes
+	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
+	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
+	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
+	@$(INTEGRATIONS)/bin/pytest -m slow tests/integrations
+
 unit: setup  ## the fast tests only
 	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture
 
@@ -111,4 +119,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -1,0 +1,101 @@
+"""The loops of examples/integrations, as their pages say to start them: 20 steps with the losses of a loop without any library,
+killed on their way and gone on from the library's own checkpoint, with the ledger of a job that nothing happened to.
+
+`make test-integrations` runs them in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli.main import main
+from headrace.ledger import ledger_sha256
+from tests.wire import free_ports
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+HERE, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
+STEPS, EVERY, KILLED_AT = 20, 5, 12
+LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
+Loop = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def loop(calm: Any, tmp_path: Path) -> Loop:
+    """(script, job, its launcher) -> the process of a loop that goes on from its newest checkpoint."""
+    (tmp_path / "torchaudio.py").touch()  # transformers imports it where it finds one, which may be built for another torch
+
+    def start(script: str, job: str, *launcher: str) -> subprocess.Popen[str]:
+        command = [sys.executable, *launcher, str(EXAMPLES / "integrations" / f"{script}.py"), "--endpoint", calm.endpoint]
+        command += ["--job", job, "--steps", str(STEPS), "--every", str(EVERY), "--checkpoints", str(tmp_path / job)]
+        world = {
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_ports(1)[0]),
+        }
+        path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(world if launcher else {})}
+        with (tmp_path / f"{job}.log").open("a") as errors:
+            return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+
+    return start
+
+
+def losses(process: subprocess.Popen[str], log: Path, stop: int | None = None) -> dict[int, float]:
+    """Of the steps that a loop prints; it is killed once it has printed `stop`."""
+    found: dict[int, float] = {}
+    with process:
+        assert process.stdout is not None
+        for match in filter(None, map(LOSS.match, process.stdout)):
+            found[int(match[1])] = float(match[2])
+            if int(match[1]) == stop:
+                process.kill()
+    assert process.returncode == 0 or stop is not None, log.read_text()[-4000:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("script", "library", "launcher", "plain"),
+    [
+        ("huggingface_loop", "accelerate", [], ("plain_loop", [])),
+        ("accelerate_loop", "accelerate", [], ("plain_loop", [])),
+        ("lightning_loop", "lightning", [], ("plain_loop", [])),
+        pytest.param(
+            "megatron_loop",
+            "megatron",
+            [str(HERE / "megatron_on_cpu.py")],
+            ("plain_megatron_loop", [str(HERE / "megatron_on_cpu.py")]),
+            marks=pytest.mark.skip(reason="not seen to its end yet"),
+        ),
+    ],
+)
+def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoint(
+    calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any, script: str, library: str, launcher: list[str], plain: Any
+) -> None:
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: make test-integrations")
+    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
+    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    topology = {"replicas": 1, "microbatches": 2}
+    job, alone = (calm.submit(spec(f"{script}-{kind}", topology=topology, **shape)) for kind in ("killed", "alone"))
+    expected = losses(loop(plain[0], alone, *plain[1]), tmp_path / f"{alone}.log")
+    before = losses(loop(script, job, *launcher), tmp_path / f"{job}.log", stop=KILLED_AT)
+    after = losses(loop(script, job, *launcher), tmp_path / f"{job}.log")
+    assert sorted(after) == list(range(KILLED_AT - KILLED_AT % EVERY, STEPS)), "on from the newest checkpoint"
+    assert expected == pytest.approx(before | after, rel=1e-4)
+    assert {step: before[step] for step in before if step in after} == pytest.approx(
+        {step: after[step] for step in before if step in after}, rel=1e-5
+    )
+    assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
+    assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out

@@ -1,0 +1,85 @@
+"""The `Trainer` of Hugging Face's transformers (5), fed by a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from headrace.errors import UserError
+from headrace.trainer.integrations.model_inputs import packed_inputs
+from headrace.trainer.integrations.step_stream import StepStream
+from headrace.trainer.loading.step_loader import StepLoader
+from headrace.trainer.loading.steps import Microbatch
+
+_STATE = "HeadraceCommits"
+"""Name under which the loader's state stands in a checkpoint's trainer_state.json: that of the class below."""
+
+
+class HeadraceTrainer(Trainer):
+    """A Trainer whose optimizer steps are the steps of a job. Give `loader` in place of `train_dataset` and `data_collator`.
+
+    The model is called with packed samples (`headrace.trainer.integrations.model_inputs.packed_inputs`), and its loss is divided
+    by the targets of the whole global batch. A step is committed when the optimizer has made it, before a checkpoint is saved.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        loader: StepLoader,
+        inputs: Callable[[Microbatch], dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """`inputs`: makes the arguments of the model from a microbatch; None: packed tokens. Other arguments: see Trainer."""
+        super().__init__(*args, **kwargs)
+        self.args.ignore_data_skip = True  # the loader goes on from where the checkpoint is
+        self._stream = StepStream(loader, commits_when_asked=False)
+        self._inputs = inputs or (lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary))
+        self.add_callback(HeadraceCommits(self._stream))
+
+    def get_train_dataloader(self) -> Iterable[Any]:
+        """Return what the Trainer iterates over once an epoch: nothing of it is used but that it is one."""
+        return _Nothing()
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
+        """Return the microbatches of the next step, and the targets of its global batch; behind the last one none, and end."""
+        step = self._stream.next_step()
+        if step is None:
+            self.control.should_training_stop = True
+            return [], None
+        if step.num_microbatches != num_batches:
+            raise UserError(
+                f"a step of the job has {step.num_microbatches} microbatches on each rank, and gradient_accumulation_steps is "
+                f"{num_batches}: set it to {step.num_microbatches}, or change the job's topology.microbatches"
+            )
+        return [self._inputs(microbatch) for microbatch in step], torch.tensor(max(1, step.num_targets), device=device)
+
+
+class HeadraceCommits(TrainerCallback, ExportableState):
+    """Commits steps, and keeps the loader's state in the Trainer's checkpoints."""
+
+    def __init__(self, stream: StepStream) -> None:
+        self._stream = stream
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        saved = state.stateful_callbacks[_STATE]["attributes"]
+        if saved != self._stream.state_dict():
+            self._stream.load_state_dict(saved)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._stream.commit()
+
+    def state(self) -> dict[str, Any]:
+        """Return what stands in trainer_state.json."""
+        return {"args": {}, "attributes": self._stream.state_dict()}
+
+
+class _Nothing:
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())

@@ -1,0 +1,76 @@
+"""A data loader for torchtitan (0.3), named in `Trainer.Config.dataloader` like those of torchtitan itself.
+
+Its interface is `torchtitan.components.dataloader.BaseDataLoader`: pairs of model inputs and labels, a microbatch each, and a
+state that torchtitan saves by `torch.distributed.checkpoint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torchtitan.components.dataloader import BaseDataLoader
+
+from headrace.errors import UserError
+from headrace.trainer.integrations.model_inputs import with_tokens
+from headrace.trainer.integrations.same_samples import same_samples
+from headrace.trainer.integrations.step_stream import StepStream
+from headrace.trainer.loading.connecting import connect
+from headrace.trainer.loading.steps import Microbatch
+
+
+class HeadraceDataLoader(BaseDataLoader):
+    """Microbatches of a job. A step is committed when torchtitan asks for the next one."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """Where the job is."""
+
+        endpoint: str = ""
+        """HOST:PORT of the reorder service."""
+        job: str = ""
+        """Name of the job."""
+        padded: bool = False
+        """Give each sample a row of its own, padded at its end: for a model without masks. Otherwise samples are packed, one
+        behind the other in one row or, where the job has `pad_to_max_length`, in rows of `pack_tokens`; `positions` begin anew
+        at each, from which torchtitan makes its masks (`attn_backend` "flex" or "varlen")."""
+
+    def __init__(self, config: Config, *, dp_rank: int, dp_world_size: int, seq_len: int, **_: object) -> None:
+        """seq_len: the most positions that the model has. Other arguments of torchtitan say what the job says already."""
+        self._seq_len, self._padded = seq_len, config.padded
+        parallel = same_samples(dp_rank, dp_world_size)
+        loader = connect(config.endpoint, job=config.job, parallel=parallel, equal_microbatches=True)
+        self._stream = StepStream(loader, commits_when_asked=True)
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        spec = self._stream.loader.open().spec
+        if spec.text.max_tokens > self._seq_len:
+            raise UserError(
+                f"the job's samples have up to {spec.text.max_tokens} tokens (text.max_tokens), and the model {self._seq_len} "
+                "positions (training.seq_len): make them fit"
+            )
+        while (step := self._stream.next_step()) is not None:
+            yield from map(self._batch, step)
+
+    def _batch(self, microbatch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
+        spec, data = self._stream.loader.spec, with_tokens(microbatch.data, self._stream.loader.vocabulary)
+        if self._padded:
+            rows = data.padded()
+            return {"input": rows.input_ids, "positions": rows.position_ids}, rows.labels
+        in_packs = spec.pad_to_max_length and len(microbatch.data.input_ids)
+        width = (spec.pack_tokens if in_packs else None) or len(data.input_ids)
+        inputs = {"input": data.input_ids.view(-1, width), "positions": data.position_ids.view(-1, width)}
+        return inputs, data.labels.view(-1, width)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._stream.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._stream.load_state_dict(state_dict)
+
+    def close(self) -> None:
+        """Commit the last step, if it was applied, and end the session."""
+        self._stream.commit()
+        self._stream.loader.close()
