@@ -39,7 +39,8 @@ test-integrations:  ## train by the loops of other libraries, kill them and go o
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
-	@$(INTEGRATIONS)/bin/pytest -m slow tests/integrations
+	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 $(INTEGRATIONS)/lib $(PORTIONS) || true
+	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks
 
 unit: setup  ## the fast tests only
 	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from megatron.energon import (  # type: ignore[import-not-found]
+from megatron.energon import (
     Cooker,
     CrudeSample,
     DefaultTaskEncoder,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class HeadraceTrainer(Trainer):
         self._inputs = inputs or (lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary))
         self.add_callback(HeadraceCommits(self._stream))
 
-    def get_train_dataloader(self) -> Iterable[Any]:
+    def get_train_dataloader(self) -> Any:
         """Return what the Trainer iterates over once an epoch: nothing of it is used but that it is one."""
         return _Nothing()
 
@@ -68,7 +68,7 @@ class HeadraceCommits(TrainerCallback, ExportableState):
         self._stream = stream
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        saved = state.stateful_callbacks[_STATE]["attributes"]
+        saved = cast(Mapping[str, Any], state.stateful_callbacks)[_STATE]["attributes"]
         if saved != self._stream.state_dict():
             self._stream.load_state_dict(saved)
 

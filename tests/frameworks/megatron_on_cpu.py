@@ -1,6 +1,6 @@
 """Runs a script with Megatron-Core EMULATED on the processor: its schedules make tensors on "cuda" whatever the model is on.
 
-python tests/integrations/megatron_on_cpu.py SCRIPT ARGUMENTS
+python tests/frameworks/megatron_on_cpu.py SCRIPT ARGUMENTS
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a script with torchtitan EMULATED on the processor: torchtitan itself knows accelerators only.
 
-python tests/integrations/torchtitan_on_cpu.py SCRIPT ARGUMENTS
+python tests/frameworks/torchtitan_on_cpu.py SCRIPT ARGUMENTS
 
 The processor is given out as torchtitan's accelerator, what it asks of an accelerator's memory is answered with nothing, and
 models have causal attention without masks in place of flex attention, which is not trained on processors.
