@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import nn
 
-from headrace.cli import jobs_client
+from headrace import jobs_client
 from headrace.cli import main as command
 from headrace.cli.run import node_processes
 from headrace.cli.watch import submission, summary

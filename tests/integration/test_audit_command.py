@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from headrace import trainer
-from headrace.cli import jobs_client
+from headrace import jobs_client, trainer
 from headrace.cli.example import example_data
 from headrace.cli.main import main
 

@@ -25,7 +25,7 @@ LEASE_S = 1.5
 LATE_S = 1.0
 
 ALONE = [
-    Fault(kind=Kind.KILL, target="preprocessors", step=2, lasts_s=1.0),
+    pytest.param(Fault(kind=Kind.KILL, target="preprocessors", step=2, lasts_s=1.0), marks=pytest.mark.slow),
     Fault(kind=Kind.KILL, target="rank", number=1, step=3, lasts_s=0.5),
     pytest.param(Fault(kind=Kind.HANG, target="redis", step=3, lasts_s=LEASE_S + LATE_S), marks=pytest.mark.slow),
     Fault(kind=Kind.CUT, target="rank-leader", step=3, lasts_s=LATE_S),

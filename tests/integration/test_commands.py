@@ -94,6 +94,7 @@ def test_the_demo_s_ledger_survives_a_killed_preprocessor_and_another_strategy(d
     assert json.loads(out)["ledger_sha256"] == demo_summary["ledger_sha256"]
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     with started_demo(tmp_path) as demo:
         family = descendants(demo.pid)
@@ -180,6 +181,7 @@ def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(arguments: list[s
     assert not result.stdout
 
 
+@pytest.mark.slow
 def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -24,6 +24,7 @@ def costs(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["1f1b", "zero-bubble"])
 def test_every_stage_takes_its_schedule_and_times_are_marked_as_emulated(

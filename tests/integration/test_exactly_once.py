@@ -162,6 +162,7 @@ def test_two_ranks_share_the_replicas_and_commit_together(calm, spec) -> None:
     assert len(calm.ledger(job)) == 5
 
 
+@pytest.mark.slow
 def test_a_store_smaller_than_a_step_slows_down_but_never_stands_still(cluster, spec) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(2, budget_mib=1)
@@ -191,6 +192,7 @@ def test_every_transport_brings_the_same_samples(calm, spec, undisturbed, transp
     assert ledger_sha256(calm.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_services_on_different_addresses_work_together(cluster, spec) -> None:
     cluster.start_reorder(listen="127.0.0.2:0")
     cluster.add_preprocessors(1, listen="127.0.0.3:0")

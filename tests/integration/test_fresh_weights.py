@@ -34,6 +34,7 @@ def begun(calm: Any, spec: Callable[..., Any], request: pytest.FixtureRequest) -
     raise AssertionError("the job has no step")
 
 
+@pytest.mark.slow
 def test_a_pipeline_refuses_a_job_that_has_begun(calm: Any, begun: str, tmp_path: Path) -> None:
     with ProcessGroup() as group:
         processes = start(group, calm, begun, tmp_path, UNITS, 2, 2)

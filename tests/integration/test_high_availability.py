@@ -72,6 +72,7 @@ def test_both_may_be_killed_and_the_store_too(cluster, spec, store, undisturbed)
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(STEPS)
 
 
+@pytest.mark.slow
 def test_who_stands_by_says_who_leads(cluster, store) -> None:
     services = cluster.start_reorders(store.url)
     standby = services[1].endpoint()
@@ -85,6 +86,7 @@ def test_who_stands_by_says_who_leads(cluster, store) -> None:
         rpc.await_reorder_service(standby, timeout_s=0.1)
 
 
+@pytest.mark.slow
 def test_one_that_stands_by_is_well_but_not_ready(cluster, store, capsys) -> None:
     leader, standby = (service.endpoint() for service in cluster.start_reorders(store.url))
     assert [main(["health", endpoint]) for endpoint in (leader, standby)] == [0, 0]
@@ -92,6 +94,7 @@ def test_one_that_stands_by_is_well_but_not_ready(cluster, store, capsys) -> Non
     assert capsys.readouterr().out.split("\n") == ["serving", "standing by"] * 2 + [""]
 
 
+@pytest.mark.slow
 def test_one_whose_store_is_away_says_so(cluster, store) -> None:
     cluster.start_reorders(store.url, count=1)
     store.kill()
@@ -100,6 +103,7 @@ def test_one_whose_store_is_away_says_so(cluster, store) -> None:
         rpc.await_reorder_service(cluster.endpoint, timeout_s=0.1)
 
 
+@pytest.mark.slow
 def test_of_two_leaders_of_one_term_of_a_store_that_was_put_back_one_serves(cluster, store, tmp_path) -> None:
     first, second = cluster.start_reorders(store.url)
     store.keep(tmp_path / "a second ago")
@@ -220,6 +224,7 @@ def read_ledger(channel: grpc.Channel, request: jobs_pb2.LedgerRequest) -> Itera
         yield from jobs_pb2_grpc.JobsStub(channel).Ledger(request)
 
 
+@pytest.mark.slow
 def test_fleet_and_replicas_change_in_mid_epoch_and_no_batch_changes(cluster, spec, undisturbed) -> None:
     """Preprocessors 1 -> 4 -> 2, replicas 4 -> 3 -> 4, a rank for each replica."""
     cluster.start_reorder()

@@ -59,6 +59,7 @@ def start(
     ]
 
 
+@pytest.mark.slow
 def test_a_job_trains_an_llm_of_transformers(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("adapted", steps=2, topology=PLANNED))
     with ProcessGroup() as group:

@@ -114,6 +114,7 @@ def test_a_job_of_a_store_that_was_emptied_is_submitted_again_and_goes_on_from_c
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_a_trainer_whose_service_comes_back_with_a_store_that_lost_commits_is_told(cluster: Any, store: Any, spec: Any) -> None:
     cluster.start_reorder(store=store.url)
     cluster.add_preprocessors(1)

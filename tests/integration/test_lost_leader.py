@@ -16,6 +16,7 @@ pytestmark = pytest.mark.integration
 LOSSES = 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGTERM, id="ended", marks=pytest.mark.slow)],

@@ -22,6 +22,7 @@ def times(cluster: Any, job: str) -> dict[str, float | None]:
         return step_times(client.show(job))
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_forecast_by_what_its_stages_have_measured(calm, spec, tmp_path: Path) -> None:
     topology = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
     job = calm.submit(spec("measured-pipeline", steps=STEPS, global_batch=4, topology=topology))

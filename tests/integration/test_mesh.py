@@ -86,6 +86,7 @@ def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
         mesh.wait_for_message(work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gives_up", [False, True])
 def test_a_sum_that_stays_unfinished_holds_nobody_up(*, gives_up: bool) -> None:
     with _beside(_hangs_in_a_sum) as (mesh, other):

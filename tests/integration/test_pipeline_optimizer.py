@@ -71,6 +71,7 @@ def test_a_run_from_a_checkpoint_is_the_run_that_went_on(processes: Processes, t
     assert {path.name for path in tmp_path.iterdir()} == {"step-00000002", "step-00000004"}
 
 
+@pytest.mark.slow
 def test_a_frozen_unit_in_half_precision_is_saved_and_loaded_as_it_is(processes: Processes, tmp_path: Path) -> None:
     frozen = {"units": {"vision": {"frozen": True, "tp": 2}, "llm": {"pp": 2}}}
     whole = steps(processes, range(3), frozen, dtype="bfloat16")
@@ -81,6 +82,7 @@ def test_a_frozen_unit_in_half_precision_is_saved_and_loaded_as_it_is(processes:
         assert same(before.weights, after.weights)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_loaded_into_another_topology_and_back(processes: Processes, tmp_path: Path) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     whole = steps(processes, range(3))

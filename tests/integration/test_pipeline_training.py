@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,9 @@ def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) ->
     assert runs[1] == runs[0][2:]
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("units", "world", "sentence"),
     [
@@ -66,9 +70,9 @@ def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) ->
             2,
             "the job plans for the units encoder, llm, but the topology of the trainers has llm, vision",
         ),
-        ({"encoder": {"pp": 2}, "llm": {}}, 3, "name 'vision' and 'audio' in its place"),
-        ({"encoder": {}, "llm": {"pp": 9}}, 10, "lower its pp"),
-        ({"encoder": {}, "llm": {"dp": 3}}, 4, "has 2: give the llm as many, or `headrace job topology"),
+        slow({"encoder": {"pp": 2}, "llm": {}}, 3, "name 'vision' and 'audio' in its place"),
+        slow({"encoder": {}, "llm": {"pp": 9}}, 10, "lower its pp"),
+        slow({"encoder": {}, "llm": {"dp": 3}}, 4, "has 2: give the llm as many, or `headrace job topology"),
     ],
 )
 def test_what_does_not_fit_is_one_clear_sentence(calm, spec, tmp_path: Path, units: Units, world: int, sentence: str) -> None:
@@ -97,6 +101,7 @@ def test_samples_that_change_their_replica_train_as_in_one_process(calm, spec, t
     assert logs["moved"] == pytest.approx(logs["unmoved"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_when_one_process_dies_the_others_end(calm, spec, tmp_path: Path) -> None:
     job = calm.submit(spec("widowed", topology=PLANNED))
     with ProcessGroup() as group:

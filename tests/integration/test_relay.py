@@ -139,6 +139,7 @@ def test_ranks_go_without_a_relay_that_hangs(cluster: Any, spec: Any, start: Cal
     relay.send(signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_what_the_service_refuses_is_refused_in_the_same_words(calm: Any, spec: Any, start: Callable[..., Rank]) -> None:
     job = calm.submit(spec("refused", steps=2))
     with pytest.raises(UserError, match=r"2 replica\(s\) for 3 ranks"):
@@ -169,6 +170,7 @@ def relaying(*endpoints: str) -> Iterator[int]:
             process.kill()
 
 
+@pytest.mark.slow
 def test_of_relays_that_are_over_no_file_is_left_when_another_one_begins(temporary: Path) -> None:
     def sockets() -> set[str]:
         return {path.name for path in (temporary / f"headrace-{os.getuid()}").iterdir()} - {"locks"}

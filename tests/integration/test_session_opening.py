@@ -25,6 +25,7 @@ def wait_for(log: pytest.LogCaptureFixture, words: str) -> None:
         time.sleep(0.02)  # polls a real service
 
 
+@pytest.mark.slow
 def test_a_trainer_that_waits_for_a_preprocessor_says_so_and_goes_on_when_one_comes(
     cluster: Any, spec: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

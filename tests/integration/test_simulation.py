@@ -39,6 +39,7 @@ def test_runs_keep_every_promise_and_a_seed_gives_the_same_run_whatever_ran_befo
     assert again == many[2:3]
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_is_left_once_the_next_begins() -> None:
     code = """
 from tests.simulation import determinism

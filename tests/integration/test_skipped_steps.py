@@ -38,6 +38,7 @@ def start(group: ProcessGroup, cluster: Any, job: str, folder: Path, way: str, o
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_skipped_steps_are_committed_and_told(calm, spec, tmp_path: Path, way: str) -> None:
     job = calm.submit(spec(f"skips-{way}", steps=3, topology=PLANNED))

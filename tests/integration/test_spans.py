@@ -32,6 +32,7 @@ def named(spans: Iterable[Span], *names: str) -> list[Span]:
     return [span for span in spans if span.name in names]
 
 
+@pytest.mark.slow
 def test_a_step_is_a_trace_with_spans_of_all_services(cluster, spec, monkeypatch) -> None:
     samples = {}
     with collecting() as collector:

@@ -38,6 +38,7 @@ def test_a_process_of_another_precision_is_told_before_it_sends_anything(calm, s
     assert not calm.ledger(job)
 
 
+@pytest.mark.slow
 def test_a_process_that_finds_no_checkpoint_ends_the_others_too(calm, spec, tmp_path: Path) -> None:
     """They wait for it already: it ends before it has a process group with them."""
     job = calm.submit(spec("no-checkpoint", steps=1, topology=PLANNED))

@@ -110,6 +110,7 @@ def drained(terminal: int) -> None:
         return
 
 
+@pytest.mark.slow
 def test_a_change_of_the_leader_is_followed(cluster, spec, store) -> None:
     leader, _ = cluster.start_reorders(store.url)
     job = cluster.submit(spec("watched", steps=4))

@@ -46,6 +46,7 @@ def test_a_wheel_has_one_top_level_name_and_all_that_a_demo_needs(wheel: Path) -
     assert not [name for name in names if "tests" in name or "benchmarks" in name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

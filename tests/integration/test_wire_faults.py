@@ -72,6 +72,7 @@ def test_wires_that_are_cut_and_damage_parts_lose_nothing(
     assert all(wire.num_faults > 0 for wire in wires)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_killed", [pytest.param(False, id="silent", marks=pytest.mark.slow), pytest.param(True, id="killed")])
 def test_a_wire_that_goes_silent_in_the_middle_of_a_part_loses_nothing(
     cluster: Any, spec: Any, undisturbed: Callable[[int], str], add_preprocessor_behind_wire: Callable[..., Any], is_killed: bool
@@ -93,6 +94,7 @@ def test_a_wire_that_goes_silent_in_the_middle_of_a_part_loses_nothing(
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
 
 
+@pytest.mark.slow
 def test_a_job_whose_payload_comes_over_tls_is_the_same_job(
     cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path
 ) -> None:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 OF_PREPROCESSOR = ("PIL", "simplejpeg", "torchaudio", "tokenizers", "soundfile", "miniaudio", "tiktoken")
 OF_TRAINER = ("torch", "fsspec")
 WITHOUT = """
@@ -27,6 +29,7 @@ def run(lacking: tuple[str, ...], program: str, *arguments: str) -> subprocess.C
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_a_job_is_submitted_where_nothing_can_be_decoded(tmp_path: Path) -> None:
     spec = tmp_path / "job.yaml"
     spec.write_text("{name: j, sources: [{path: /data}], steps: 1, global_batch: 1}")

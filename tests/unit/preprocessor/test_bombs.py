@@ -141,6 +141,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_decoding_holds_no_more_than_is_foreseen(tmp_path: Path) -> None:
     """The first of each kind loads what it needs; the slack is for allocators."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,9 +20,10 @@ VOCABULARY = Vocabulary(size=16, image_token=0, audio_token=1)
 
 @pytest.fixture
 def batch() -> PackedMicrobatch:
-    """Two samples, of 3 and 5 tokens."""
+    """Two samples, of 3 and 5 tokens, of a job without M-RoPE."""
     probes = [Probe(name=str(n), num_tokens=n, num_targets=n - 1, image_patches=(), mel_frames=()) for n in (3, 5)]
-    return random_batch(probes, image=ImageSpec(), audio=AudioSpec(), placeholders=(0, 1))
+    drawn = random_batch(probes, image=ImageSpec(), audio=AudioSpec(), placeholders=(0, 1))
+    return replace(drawn, mrope_position_ids=torch.zeros(3, 0, dtype=torch.int64))
 
 
 def test_models_that_shift_labels_get_them_at_their_own_tokens_and_others_at_the_token_before(batch: PackedMicrobatch) -> None:

@@ -90,6 +90,7 @@ def check_logs(job: Job, codes: Mapping[int, int | None], words: str) -> None:
         assert words in log, (rank, log)
 
 
+@pytest.mark.slow
 def test_without_a_fault_all_ranks_end_well(run) -> None:
     assert set(run("none").wait().values()) == {0}
 

@@ -77,6 +77,7 @@ def test_the_slowest_stage_is_named_the_bottleneck() -> None:
     assert IMAGES.rate == pytest.approx(50)
 
 
+@pytest.mark.slow
 def test_transports_are_measured_between_two_processes() -> None:
     figures = bench_transport.measure(rounds=1)
     assert set(figures.rates) | set(figures.impossible) == set(TRANSPORTS)

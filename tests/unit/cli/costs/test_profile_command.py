@@ -98,6 +98,7 @@ def profile(tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -
     return json.loads(capsys.readouterr().out), json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_a_real_model_is_measured_whole_and_costs_can_be_made_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, document = profile(tmp_path, capsys, "tiny-generator", "--check", "--tp", "1,2")
     measured = parse_coefficients(document)

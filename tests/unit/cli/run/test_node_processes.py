@@ -61,6 +61,7 @@ def test_each_process_is_told_which_one_it_is_and_its_nodes_name() -> None:
     assert sorted(out.splitlines()) == ["0 2 0 --node n0", "1 2 0 --node n0"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [

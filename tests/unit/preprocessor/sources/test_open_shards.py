@@ -102,6 +102,7 @@ for soft, hard in ((64, 512), (96, 96)):
 """
 
 
+@pytest.mark.slow
 def test_descriptors_do_not_run_out(tmp_path: Path) -> None:
     """24 sources with 6 shards of a descriptor each: 144. The limit is raised as far as it may be, and kept."""
     write_sources(tmp_path)

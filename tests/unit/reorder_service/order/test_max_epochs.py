@@ -85,6 +85,7 @@ def test_the_others_share_what_a_source_leaves() -> None:
 some_rows = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @given(some_rows, st.data())
 def test_what_was_told_before_a_shard_was_counted_stays(rows: list[list[int]], data: st.DataObject) -> None:
     """Whoever asks in small steps gets the order of whoever has counted all shards before."""

@@ -116,6 +116,7 @@ def open_umask() -> Iterator[None]:
     os.umask(former)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(20)
 async def test_a_server_that_hangs_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redis_database, "_TIMEOUT_S", 0.5)

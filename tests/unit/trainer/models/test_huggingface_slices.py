@@ -92,6 +92,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return Run(model=model, loss=loss, answers=answers, checkpoint=Checkpoint.newest(folder))
 
 
+@pytest.mark.slow
 def test_slices_compute_the_whole_models_loss_and_gradients(run: Run) -> None:
     gradients = {name: parameter.grad for name, parameter in run.model.named_parameters() if parameter.grad is not None}
     assert {name.split(".")[0] for name in gradients if cut_dimension(name) is not None} == {"vision", "audio", "decoder"}

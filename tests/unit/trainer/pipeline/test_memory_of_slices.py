@@ -78,6 +78,7 @@ def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
     return (result.loss, result.grad_norm), memory.forecast.num_checkpointed, memory.forecast.total
 
 
+@pytest.mark.slow
 def test_both_slices_run_the_same_layers_again(answers: list[dict[str, Any]]) -> None:
     (of_all, of_some), others = answers[0]["layers"], answers[1]["layers"]
     assert others == (of_all, of_some)

@@ -118,6 +118,7 @@ def test_a_skipped_step_changes_nothing_and_its_samples_are_known(step: Pipeline
     assert run(step, 1e-2).skipped == 0
 
 
+@pytest.mark.slow
 def test_a_step_without_targets_ends_also_where_a_replica_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The replica that has one begins to sum its gradients before anybody knows that there are no targets."""
     monkeypatch.setattr(processes, "TIMEOUT_S", 60.0)

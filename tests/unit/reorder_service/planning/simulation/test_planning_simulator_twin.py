@@ -15,6 +15,7 @@ from headrace.reorder_service.planning.simulation.work import link_inputs, lower
 from tests.unit.reorder_service.planning.simulator_world import Twin, keys_of, plans
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(plans())
 def test_it_agrees_with_the_slow_twin(plan: tuple[Batch, Slots]) -> None:
