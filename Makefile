@@ -19,7 +19,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib $(PORTIONS) || true
+	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib $(PORTIONS) || true
 	@echo "compiling the planner (half a minute)"
 	@$(BIN)/python -c "from headrace.reorder_service import planning; from headrace.reorder_service.nodes import snapshots; planning.warm_up(); snapshots.warm_up()"
 	@touch $@
@@ -27,8 +27,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
-test: setup lint  ## the whole suite
-	@$(BIN)/pytest -n 2 --dist loadfile
+test: setup lint  ## the whole suite; three processes for two cores, as each waits for services a quarter of its time
+	@$(BIN)/pytest -n 3 --dist loadfile
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
@@ -39,7 +39,7 @@ test-integrations:  ## train by the loops of other libraries, kill them and go o
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
-	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 $(INTEGRATIONS)/lib $(PORTIONS) || true
+	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x /tests/ $(INTEGRATIONS)/lib $(PORTIONS) || true
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks
 
 unit: setup  ## the fast tests only

@@ -29,6 +29,7 @@ def headrace(cluster, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_job_over_hostile_archives_is_audited_and_what_it_refused_is_listed_and_replayed(
     cluster, spec, headrace, monkeypatch
 ) -> None:
@@ -151,6 +152,7 @@ def test_a_mixture_that_changed_and_a_job_that_was_reset_are_right_and_a_ledger_
     assert (code, f"step 7 lacks {lost}, which the order puts there" in text) == (1, True)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_looked_at_is_one_sentence(cluster, spec, headrace, capsys) -> None:
     cluster.start_reorder()
     job = cluster.submit(spec("small", sources=[{"path": str(TARS / "good.tar")}]))

@@ -43,6 +43,7 @@ def standing() -> Iterator[tuple[Cluster, list[LedgerEntry]]]:
         yield cluster, ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ALONE, ids=lambda fault: fault.name)
 def test_a_fault_changes_nothing(standing: tuple[Cluster, list[LedgerEntry]], fault: Fault) -> None:
     cluster, expected = standing

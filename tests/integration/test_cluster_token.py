@@ -41,6 +41,7 @@ def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypat
         assert "at least 16 ASCII characters" in headrace(*service, "--listen", "0.0.0.0:0").stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["preprocessor", "--reorder", "127.0.0.1:1", "--listen", "0.0.0.0:0"], ["train", "--endpoint", "127.0.0.1:1", "--job", "j"]],

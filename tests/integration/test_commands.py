@@ -213,6 +213,7 @@ def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
     assert "job 'done-before' was done before: nothing is left to train" in result.stderr
 
 
+@pytest.mark.slow
 def test_jobs_fit_into_a_narrow_terminal_and_nothing_unknown_is_shown_as_a_figure(cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     cluster.submit(spec("mine"))
@@ -252,6 +253,7 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: 
     assert "no job 'yours'" in headrace("job", "show", "yours", *endpoint).stderr
 
 
+@pytest.mark.slow
 def test_jobs_are_deleted_once_they_are_over_and_their_names_are_free(cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]

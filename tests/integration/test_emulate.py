@@ -53,6 +53,7 @@ def test_every_stage_takes_its_schedule_and_times_are_marked_as_emulated(
     assert matplotlib.image.imread(picture).shape[1] > 1000
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_unit_with_replicas_of_its_own_has_a_process_for_each(costs: Path, tmp_path: Path) -> None:
     trace, picture = tmp_path / "trace.json", tmp_path / "steps.png"

@@ -42,6 +42,7 @@ def test_an_epoch_has_every_sample_once_however_many_preprocessors(cluster, calm
     assert Counter(names(calm.ledger("another-seed"))) == consumed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_no_strategy_changes_a_global_batch(calm, spec, undisturbed, strategy) -> None:
     job = calm.submit(spec(f"by-{strategy}", strategy=strategy, steps=8))

@@ -85,6 +85,7 @@ def test_a_job_that_is_submitted_with_a_topology_is_planned_for_it(calm, spec, t
     assert submitted.topology.stages == {"encoder": 1, "llm": 1}, "the spec names none, so they are the topology's"
 
 
+@pytest.mark.slow
 def test_a_spec_that_names_other_stages_is_planned_as_it_was_and_its_user_told(calm, spec, tmp_path: Path) -> None:
     planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 3}}
     submitted = submitted_with_a_topology(calm, tmp_path, spec("planned-as-before", steps=1), planned)

@@ -68,6 +68,7 @@ def names(snapshot: Snapshot) -> str:
     return "".join(sorted(node.name for node in snapshot.nodes))
 
 
+@pytest.mark.slow
 def test_nodes_are_killed_hang_come_back_and_leave(calm, spec, join: Join, spawn: Spawn) -> None:
     job = calm.submit(spec("nodes", steps=1))
     killed, hung = (spawn(calm.endpoint, job, name) for name in "cd")

@@ -105,6 +105,7 @@ def _interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.mark.slow
 def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:
     mesh.barrier()
     arrival = mesh.arrive()
@@ -112,6 +113,7 @@ def test_where_a_node_is_lost_not_all_arrive(mesh: Mesh) -> None:
     assert not mesh.all_arrive(arrival)
 
 
+@pytest.mark.slow
 def test_whoever_has_arrived_hears_that_others_cannot() -> None:
     with _beside(_loses_its_connections) as (mesh, other):
 

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.integration
 
 SELECTION = [
     "kill encoder 0 of pipeline 0 at backward 1 of step 2",
-    "kill n5 at connect 1 of generation 2, a join",
-    "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
     "kill llm -1 of pipeline 0 at backward 1 of step 2, nodes of two processes",
 ]
 SLOW_SELECTION = [
+    "kill n5 at connect 1 of generation 2, a join",
+    "kill llm 0 of pipeline 1 at forward 1 of step 2, rerouted",
     "disconnect rank 3 at updated 1 of step 4",
     "only the first node sees the outcome, and is lost before it commits",
     "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",

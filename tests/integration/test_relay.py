@@ -224,6 +224,7 @@ def test_another_word_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         is_relayed()
 
 
+@pytest.mark.slow
 def test_it_is_refused_before_a_job_is_submitted(calm: Any, spec: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HEADRACE_RELAY", "2")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(json.loads(spec("never-submitted").to_json())))

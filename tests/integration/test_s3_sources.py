@@ -274,6 +274,7 @@ def test_a_transfer_that_breaks_off_is_taken_up_again(
     assert pauses == [0.5, 1.0]
 
 
+@pytest.mark.slow
 def test_a_service_that_goes_away(bucket: str, gateway: Gateway, cache: ShardCache, pauses: list[float]) -> None:
     """What is here already is read on; what is not is named; and it comes back by itself."""
     source, shards = listed(f"{bucket}/energon/captions")

@@ -95,6 +95,7 @@ def test_without_a_fault_all_ranks_end_well(run) -> None:
     assert set(run("none").wait().values()) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faulty_rank", [pytest.param(0, marks=pytest.mark.slow), FAULTY_RANK])
 def test_an_error_of_the_user_s_ends_all_with_its_sentence(run, faulty_rank: int) -> None:
     job = run("user error", faulty_rank=faulty_rank)
@@ -103,6 +104,7 @@ def test_an_error_of_the_user_s_ends_all_with_its_sentence(run, faulty_rank: int
     assert codes[faulty_rank] == 2
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_held_up_at_the_end_of_a_finished_job_ends_well_too(run) -> None:
     """Rank 0 holds the store, and leaves while the rank is held."""
     job = run(HELD_AT_ITS_END)

@@ -89,6 +89,7 @@ def test_the_sheet_has_media_tokens_with_and_without_loss_and_the_refused(data: 
     assert sheet.width == 1880, "three columns"
 
 
+@pytest.mark.slow
 def test_as_many_samples_as_asked_for_spread_over_the_data(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sheet = Image.open(preview(data, capsys, "1")["preview"])
     assert sheet.width < 700, "one card"

@@ -102,6 +102,7 @@ def told(pinned: str, **environment: str) -> str:
     return subprocess.run(command, check=True, text=True, capture_output=True, timeout=100, env=free | environment).stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_commands_libraries_take_as_many_threads_and_none_waits_in_circles() -> None:
     some = sorted(os.sched_getaffinity(0))
     assert told(str(some[0])) == "1 1 PASSIVE"

@@ -91,6 +91,7 @@ def test_a_tar_inside_of_a_tar_leads_nobody_astray(
     assert remote == local
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.sampled_from([100, 700, 5_000]),

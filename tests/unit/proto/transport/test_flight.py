@@ -248,6 +248,7 @@ def test_a_part_that_is_being_sent_stays_though_it_is_released_and_its_room_is_w
         pass
 
 
+@pytest.mark.slow
 def test_a_receiver_that_stops_reading_is_sent_no_more_and_holds_the_part_no_longer_than_its_deadline(
     make_producer: Any, make_rows: Any
 ) -> None:

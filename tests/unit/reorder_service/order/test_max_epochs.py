@@ -38,6 +38,7 @@ def length_of(mixed: list[Source]) -> int:
     return sum(limits) if len(limits) == len(mixed) else 300
 
 
+@pytest.mark.slow
 @given(sources, some_changes)
 def test_every_source_gives_its_samples_in_order_until_its_last(mixed: list[Source], changes: Any) -> None:
     mixture, length = mixture_of(mixed, changes), length_of(mixed)

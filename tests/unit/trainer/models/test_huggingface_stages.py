@@ -108,6 +108,7 @@ def test_every_unit_computes_in_half_precision_too(tmp_path: Path) -> None:
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vision", VISIONS)
 def test_what_a_stage_keeps_is_measured_and_running_again_keeps_less(vision: str, tmp_path: Path) -> None:
     """Also with a residual stream in half precision, which every layer takes as it is."""

@@ -229,6 +229,7 @@ def problems(case: Case, seed: int) -> Iterator[str]:
         yield f"{most} receives of a channel are posted at once"
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.integers(0, 2**16))
 def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, seed: int) -> None:

@@ -47,6 +47,7 @@ def test_the_depth_is_the_largest_that_fits(plan: tuple[Batch, Slots], share: fl
     assert found == max((depth for depth in range(1, most + 1) if peak(batch, slots, depth) <= limit), default=1)
 
 
+@pytest.mark.slow
 @given(plans())
 def test_a_deeper_schedule_never_holds_less(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan

@@ -36,6 +36,7 @@ def test_it_agrees_with_the_slow_twin(plan: tuple[Batch, Slots]) -> None:
     assert predicted.bubble == pytest.approx(1 - busy / capacity if capacity else 0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=120)
 @given(plans(split=False))
 def test_without_split_backward_it_agrees_with_the_twin_or_both_find_the_plan_impossible(plan: tuple[Batch, Slots]) -> None:
