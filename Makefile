@@ -27,9 +27,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
-# Three processes for two cores: each waits for services a quarter of its time.
 test: setup lint  ## the suite; what is left out for its time is in test-slow
-	@$(BIN)/pytest -n 3 --dist loadfile
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
