@@ -12,7 +12,7 @@ from headrace import trainer
 
 
 def arguments() -> argparse.Namespace:
-    """Of the command line. The number of steps and of microbatches is that of the job."""
+    """Return the options of the command line. The number of steps and of microbatches is that of the job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--endpoint", required=True, metavar="HOST:PORT", help="of the reorder service")
     parser.add_argument("--job", required=True, help="name of a job that was submitted")

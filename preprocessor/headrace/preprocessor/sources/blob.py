@@ -222,7 +222,8 @@ class BlobCache(Protocol):
         """Open the file at `url`, all of which will be read. Raises DatasetError where it cannot be read."""
 
     def open_in_parts(self, url: str, *, grouped: bool) -> Blob:
-        """Open the same, of which only parts will be read, at least for now. `grouped`: a sample with those beside it."""
+        """Open the same, of which only parts will be read, at least for now. `grouped`: whoever reads a sample reads those beside
+        it too, as in a Parquet row group."""
 
     def find(self, key: str, url: str) -> Blob | None:
         """Open the file that was made under `key`; None if it is not there, or no more."""
@@ -237,7 +238,7 @@ class BlobCache(Protocol):
 def open_blob(url: str, cache: BlobCache | None = None, *, in_parts: bool = False, grouped: bool = False) -> Blob:
     """Open the file at a local path or fsspec URL, a remote one through `cache` if there is one.
 
-    `in_parts`: only parts of it will be read. `grouped`: and each sample with those beside it.
+    `in_parts`: only parts of it will be read. `grouped`: whoever reads a sample reads those beside it too (`BlobCache`).
 
     Raises DatasetError where the file cannot be opened or headrace.preprocessor.access forbids it.
     """

@@ -64,7 +64,6 @@ sys.exit(code)
 """
 
 
-@pytest.mark.slow
 def test_it_is_found_and_the_others_go_on(tmp_path: Path) -> None:
     services = subprocess.run(
         [sys.executable, "-c", SERVICE, f"embedded:{tmp_path}"], capture_output=True, text=True, timeout=100, check=False
