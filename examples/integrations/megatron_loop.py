@@ -87,6 +87,7 @@ def main() -> None:
         for parameter in gpt.parameters():
             parameter.grad = parameter.main_grad
         optimizer.step()
+        optimizer.zero_grad()  # else the next backward would add to `main_grad` under both its names
         loss_sum, num_targets = torch.stack([report["lm loss"] for report in reports]).sum(0).tolist()
         print(f"step {iteration} loss {loss_sum / num_targets:.6f}", flush=True)
         if (iteration + 1) % options.every == 0:
