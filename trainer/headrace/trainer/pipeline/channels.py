@@ -64,11 +64,10 @@ class Channels:
     ) -> None:
         """Open the channels within units, and between replicas of the same lane (see `headrace.trainer.pipeline.routes`).
 
-        `open_end`: None is `group_end`, for a group of `torch.distributed` for each channel. `wait`: function that waits for a
-        message.
+        `open_end`: None is `own_end`. `wait`: function that waits for a message.
         """
         self._topology, self._rank, self._device, self._wait = topology, rank, device, wait
-        self._open_end = open_end or partial(group_end, rank=rank, device=device)
+        self._open_end = open_end or partial(own_end, rank=rank, device=device)
         self._ends: dict[Channel, ChannelEnd] = {}
         self._open_pairs: set[Pair] = set()
         self._open(channels_within(topology))
@@ -98,6 +97,19 @@ class Channels:
                 first = torch.zeros(1, device=self._device)
                 pass_on = end.backend.send if channel.sender == self._rank else end.backend.recv
                 self._wait(pass_on([first], end.peer, end.tag))
+
+
+def own_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+    """Return this rank's end of a channel over the default group of `torch.distributed`; None: it is at neither.
+
+    gloo tells kinds by tags, and its group serves for all channels: each of its groups has threads that wake up 100 times a
+    second. With other backends a channel is a group of its own (`group_end`).
+    """
+    backend = cast(dist.ProcessGroup, dist.distributed_c10d._get_default_group()._get_backend(device))
+    if not isinstance(backend, dist.ProcessGroupGloo):
+        return group_end(channel, rank, device)
+    _, sender, receiver = channel
+    return ChannelEnd(backend, sender + receiver - rank, channel.kind) if rank in (sender, receiver) else None
 
 
 def group_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
