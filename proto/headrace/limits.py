@@ -54,6 +54,8 @@ MAX_IMAGE_SIDE = 4_096
 """Longest side in pixels of an image after resizing, where a job names one, and of a tile."""
 MAX_TILES = 64
 """Most tiles of an image; published models have up to 12, or 40."""
+MAX_TILES_PER_SIDE = 16
+"""Most tiles along each side of an image of any resolution; published models have up to 6."""
 MAX_SOURCE_PIXELS = 1 << 30
 """Most pixels of an image as it is stored, before resizing: 3 GiB once decoded."""
 MAX_DECODE_MIB = 1 << 16

@@ -34,18 +34,25 @@ class ImageSpec(SpecSection):
 
     patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
     merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
-    fit: Literal["area", "longest_side", "square", "tiles", "split", "crops"] = "area"
+    fit: Literal["area", "longest_side", "square", "tiles", "split", "crops", "anyres"] = "area"
     """What size an image gets. area: one of min_pixels to max_pixels with nearly its own aspect ratio, as in Qwen2-VL.
     longest_side: its own, with sides of at most `longest_side`, as in Pixtral. square: `side` x `side`, as in Gemma 3. tiles: at
     most `max_tiles` tiles of `side` x `side`, and then the whole image as one more, as in InternVL. split: the longer side
     becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. crops: the whole
-    image as for square, and then at most `max_tiles` crops along its longer side, as in Gemma 3's pan and scan. To an encoder
-    each tile or crop is an image."""
+    image as for square, and then at most `max_tiles` crops along its longer side, as in Gemma 3's pan and scan. anyres: the whole
+    image as for square, and then up to `max_tiles_per_side` tiles of `side` x `side` along each side, as in LLaVA-OneVision
+    (`headrace.anyres`). To an encoder each tile or crop is an image."""
     side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 448
     """Sides in pixels of a square or of a tile."""
     longest_side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 1024
     max_tiles: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 12
     """Most tiles or crops of an image, without the whole image beside them; for `fit: tiles` and `fit: crops`."""
+    max_tiles_per_side: Annotated[int, Field(ge=0, le=limits.MAX_TILES_PER_SIDE)] = 6
+    """For `fit: anyres`: most tiles along each side of an image that is alone in its sample. An image beside others, or with 0
+    every image, is padded to a square in grey and resized to one tile."""
+    anyres_max: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 9
+    """For `fit: anyres`: tokens of the tiles are scaled down to about those of so many tiles where they are clearly more; the
+    number in the `vision_aspect_ratio` of a model, such as anyres_max_9."""
     crop_ratio: Annotated[float, Field(ge=1)] = 1.2
     """For `fit: crops`: how many times as long as the other one a side must be for an image to get crops."""
     min_crop_side: Annotated[int, Field(ge=2)] = 256
@@ -79,13 +86,16 @@ class ImageSpec(SpecSection):
     @model_validator(mode="after")
     def _tiles_are_whole_tokens(self) -> Self:
         patches = self.side // self.patch
-        if self.fit in ("square", "tiles", "split", "crops") and (patches == 0 or patches % self.merge):
+        if self.fit in ("square", "tiles", "split", "crops", "anyres") and (patches == 0 or patches % self.merge):
             raise ValueError(
                 f"side ({self.side}) has {patches} patches of {self.patch} pixels, which is no multiple of merge ({self.merge})"
             )
         if self.fit in ("tiles", "crops") and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
             tiles = f"{self.max_tiles} {self.fit} of side {self.side}"
             raise ValueError(f"{tiles} have more than {limits.MAX_PIXELS} pixels: lower one")
+        if self.fit == "anyres" and (self.max_tiles_per_side * self.side) ** 2 > limits.MAX_PIXELS:
+            tiles = f"{self.max_tiles_per_side} x {self.max_tiles_per_side} tiles of side {self.side}"
+            raise ValueError(f"{tiles} have more than {limits.MAX_PIXELS} pixels: lower max_tiles_per_side or side")
         if self.fit == "crops" and self.min_crop_side < self.max_tiles:
             raise ValueError(f"min_crop_side ({self.min_crop_side}) is below max_tiles ({self.max_tiles}): raise it")
         return self

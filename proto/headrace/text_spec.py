@@ -21,7 +21,7 @@ class TextSpec(SpecSection):
     """Path or fsspec URL of a `tokenizer.json`. Empty: the bundled tokenizer."""
     template: Literal[
         "chatml", "qwen2.5-vl", "llava", "llava-hf", "llama3", "llama3.2-vision", "qwen3-vl", "qwen2-audio", "internvl", "gemma3",
-        "pixtral", "smolvlm", "chat_template",
+        "pixtral", "smolvlm", "llava-onevision", "chat_template",
     ] = "chatml"  # fmt: skip
     """Prompt template that joins the turns of a sample into one sequence; each but chatml is that of the model of its name, and
     chat_template is the one that lies beside the tokenizer, as `apply_chat_template` of transformers takes it."""

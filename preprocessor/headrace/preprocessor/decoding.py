@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headrace.anyres import image_of_sample
 from headrace.filter_spec import EVERYTHING, FilterSpec
 from headrace.preprocessor import audio, image
 from headrace.preprocessor.records import filtering
@@ -160,7 +161,8 @@ class SampleProcessor:
 
     def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
-        grids = tuple(image.probe(data, self._image) for data in loaded.images)
+        spec = image_of_sample(self._image, len(loaded.images))
+        grids = tuple(image.probe(data, spec) for data in loaded.images)
         frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
         pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
         of_pieces = tuple(count for of_file in pieces for count in of_file)
@@ -203,9 +205,10 @@ class SampleProcessor:
     def decode_into(self, sized: SizedSample, patches: NDArray[np.uint8], mel: NDArray[np.float16]) -> Row:
         """Decode a sample's media into arrays of exactly its size, which the returned row holds. Raises BadSampleError."""
         begin = 0
-        images = sized.sizes.sequence.images
-        for data, grid in zip(sized.loaded.images[images.start : images.stop], sized.sizes.grids, strict=True):
-            image.decode(data, self._image, patches[begin : begin + grid.patches])
+        images, files = sized.sizes.sequence.images, sized.loaded.images
+        spec = image_of_sample(self._image, len(files))
+        for data, grid in zip(files[images.start : images.stop], sized.sizes.grids, strict=True):
+            image.decode(data, spec, patches[begin : begin + grid.patches])
             begin += grid.patches
         begin = -sized.sizes.first_frame
         for data, frames in zip(sized.loaded.recordings, sized.sizes.recording_frames, strict=True):
@@ -278,8 +281,10 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
     )
 
 
-def _token_grid(grid: image.Grid, merge: int) -> TokenGrid:
+def _token_grid(grid: image.Grid, merge: int) -> MediumTokens:
     """Return how the tokens of an image with this patch grid are arranged."""
+    if grid.anyres is not None:
+        return grid.tokens(merge)
     return TokenGrid(
         height=grid.height // merge,
         width=grid.width // merge,

@@ -49,6 +49,7 @@ __all__ = ["Grid", "codecs", "decode", "log_codecs", "probe", "read_pixels", "re
 log = logging.getLogger(__name__)
 
 _scratch, _other_scratch = Scratch(), Scratch()
+_GREY = 127  # what SigLIP's processor has around an image that is padded to a square
 _UPSIDE_DOWN, _MIRRORED = (3, 4, 7, 8), (2, 3, 6, 7)  # orientations, after the sides of 5 to 8 are exchanged
 
 
@@ -70,12 +71,14 @@ def decode(data: bytes, spec: ImageSpec, out: NDArray[np.uint8] | None = None) -
     fit = fit_of(*header.upright, spec)
     grid = fit.grid(spec.patch)
     patches = _checked(out, grid.patches, spec)
-    scale = reduction(*header.upright, fit.sizes[0], spec) if header.plain_jpeg else 1
+    scale = reduction(*header.upright, fit.sizes[0], spec) if header.plain_jpeg and not fit.square else 1
     with room_for(decode_bytes(header, spec)):
         pixels = _read(data, header, spec, _scratch, scale)
         tiles = patches.reshape(grid.tiles, -1, patches.shape[1])
         if fit.crops:
             _cut_crops(pixels, _box(header, scale), fit, spec, scale, tiles)
+        elif fit.anyres is not None:
+            _cut_anyres(pixels, _box(header, scale), fit, spec, tiles)
         else:
             _cut(pixels, _box(header, scale), fit, spec, tiles)
         del pixels  # freed before other threads get the room
@@ -161,6 +164,29 @@ def _cut_crops(
     for crop, tile in zip(fit.crops, out[1:], strict=True):
         part, within = _part(pixels, box, crop, scale)
         _to_patches(resample.resize(part, *fit.tile, _other_scratch, within, spec.resample), spec, tile)
+
+
+def _cut_anyres(pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec, out: NDArray[np.uint8]) -> None:
+    """Resize the `box` of an image's pixels, whole and into the middle of the tiles, into `out`: (1 + tiles, patches, values)."""
+    width, height = fit.tile
+    if fit.square:
+        pixels, box = _centred(pixels, (max(pixels.shape[:2]),) * 2, _GREY), None
+    _to_patches(resample.resize(pixels, width, height, _scratch, box, spec.resample), spec, out[0])
+    if fit.canvas is None:
+        return
+    resized = _centred(resample.resize(pixels, *fit.sizes[0], _scratch, box, spec.resample), fit.canvas, 0)
+    corners = [(row * height, column * width) for row in range(fit.rows) for column in range(fit.columns)]
+    for (top, left), tile in zip(corners, out[1:], strict=True):
+        _to_patches(resized[top : top + height, left : left + width], spec, tile)
+
+
+def _centred(pixels: NDArray[np.uint8], size: tuple[int, int], value: int) -> NDArray[np.uint8]:
+    """Return pixels in the middle of others of this (width, height) and one grey value; what cannot be halved is behind them."""
+    height, width, _ = pixels.shape
+    top, left = (size[1] - height) // 2, (size[0] - width) // 2
+    whole = np.full((size[1], size[0], 4), value, np.uint8)
+    whole[top : top + height, left : left + width] = pixels
+    return whole
 
 
 def _part(pixels: NDArray[np.uint8], box: resample.Box, crop: Crop, scale: int) -> tuple[NDArray[np.uint8], resample.Box]:

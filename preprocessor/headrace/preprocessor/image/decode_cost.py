@@ -6,6 +6,8 @@ installed, since a sample must be refused everywhere or nowhere.
 
 from __future__ import annotations
 
+import math
+
 from headrace.preprocessor.image.fit import fit_of
 from headrace.preprocessor.image.grid import reduction
 from headrace.preprocessor.image.header import MOST_SCANS, PIXEL_BYTES, Header
@@ -32,7 +34,7 @@ def decode_bytes(header: Header, spec: ImageSpec) -> int:
     """Return the peak memory in bytes of decoding an image and then resizing it, first along one axis and then the other."""
     width, height = header.upright
     fit = fit_of(width, height, spec)
-    scale = reduction(width, height, fit.sizes[0], spec) if header.plain_jpeg else 1
+    scale = reduction(width, height, fit.sizes[0], spec) if header.plain_jpeg and not fit.square else 1
     pixels = width * height / scale**2
     decoding = PIXEL_BYTES * pixels + (header.pixel_bytes - PIXEL_BYTES) * width * height
     resizing, held, old_width, old_height = 0.0, pixels, width / scale, height / scale
@@ -40,4 +42,5 @@ def decode_bytes(header: Header, spec: ImageSpec) -> int:
         resizing = max(resizing, held + max(old_width * new_height, old_height * new_width) + new_width * new_height)
         held, old_width, old_height = pixels + new_width * new_height, new_width, new_height
     copied = max((crop_width * crop_height for _, _, crop_width, crop_height in fit.crops), default=0) / scale**2
+    copied += math.prod(fit.canvas or (0,)) + (max(width, height) ** 2 if fit.square else 0)
     return round(max(decoding, 4 * (resizing + copied))) + 3 * spec.patch**2 * fit.grid(spec.patch).patches

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from headrace.anyres import Anyres, anyres
 from headrace.preprocessor.image.grid import Grid
 from headrace.spec import ImageSpec
 
@@ -27,7 +28,8 @@ _LONGEST = 4096  # the side that Idefics 3 never exceeds
 class Fit:
     """What becomes of an image: it is resized to each of `sizes` in turn, and the last result is cut into tiles, row by row.
 
-    With `crops` it is cut first: each crop, and the whole image in front of them, is resized to the size of a tile.
+    With `crops` it is cut first: each crop, and the whole image in front of them, is resized to the size of a tile. With `anyres`
+    the last result is put in the middle of the tiles, on black, and the whole image is in front of them too.
     """
 
     sizes: tuple[Size, ...]
@@ -38,12 +40,17 @@ class Fit:
     """What is resized to the size of a tile and put behind the tiles, if anything: the image or the last result."""
     crops: tuple[Crop, ...] = ()
     """The parts of the image that become tiles, row by row."""
+    canvas: Size | None = None
+    """The size of all tiles together, if the last result does not fill them."""
+    square: bool = False
+    """Whether the image is put in the middle of a square, on grey, before it is resized."""
+    anyres: Anyres | None = None
 
     @property
     def tile(self) -> Size:
         """Size of each tile."""
-        width, height = self.sizes[-1]
-        return width // self.columns, height // self.rows
+        width, height = self.canvas or self.sizes[-1]
+        return width // max(1, self.columns), height // max(1, self.rows)
 
     def grid(self, patch: int) -> Grid:
         """Return the patch grid; pixels of a tile behind its last whole patch are left out, as by a convolution."""
@@ -55,6 +62,7 @@ class Fit:
             columns=self.columns,
             whole=self.whole is not None,
             crops=bool(self.crops),
+            anyres=self.anyres,
         )
 
 
@@ -73,6 +81,8 @@ def fit_of(width: int, height: int, spec: ImageSpec) -> Fit:
             return _split(width, height, spec.side, spec.longest_side)
         case "crops":
             return _crops(width, height, spec)
+        case "anyres":
+            return _anyres(width, height, spec)
 
 
 def smart_resize(width: int, height: int, spec: ImageSpec) -> Size:
@@ -146,6 +156,19 @@ def _crops(width: int, height: int, spec: ImageSpec) -> Fit:
     parts = tuple((left, top, min(wide, width - left), min(high, height - top)) for top, left in corners)
     sizes = ((spec.side * columns, spec.side * rows),)
     return Fit(sizes=sizes, rows=rows, columns=columns, whole="original", crops=parts)
+
+
+def _anyres(width: int, height: int, spec: ImageSpec) -> Fit:
+    """Resize into the tiles that suit the image best, keeping its aspect ratio: LLaVA-OneVision (arXiv:2408.03326, 3.2)."""
+    tiles, side = anyres(width, height, spec), spec.side
+    if not tiles.rows:
+        return Fit(sizes=((side, side),), rows=0, columns=0, whole="original", square=width != height, anyres=tiles)
+    wide, high = side * tiles.columns, side * tiles.rows
+    if wide / width < high / height:
+        size = wide, min(high, math.ceil(height * (wide / width)))
+    else:
+        size = min(wide, math.ceil(width * (high / height))), high
+    return Fit(sizes=(size,), rows=tiles.rows, columns=tiles.columns, whole="original", canvas=(wide, high), anyres=tiles)
 
 
 def _with_longest(width: int, height: int, longest: int) -> Size:

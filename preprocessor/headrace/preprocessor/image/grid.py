@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.anyres import Anyres
 from headrace.spec import ImageSpec
 
 # A JPEG decoded at a reduced scale keeps at least so many times the sides of its grid, for bicubic to shrink: a photograph of 12
@@ -22,9 +23,11 @@ class Grid:
     """Number of rows of tiles."""
     columns: int = 1
     whole: bool = False
-    """Whether the whole image follows the tiles, as one more of them; it is in front of crops."""
+    """Whether the whole image follows the tiles, as one more of them; it is in front of crops, and where there is `anyres`."""
     crops: bool = False
     """Whether the tiles are crops."""
+    anyres: Anyres | None = None
+    """What becomes of the image with `fit: anyres`, whose tokens are not those of the patches."""
 
     @property
     def tiles(self) -> int:
@@ -37,7 +40,9 @@ class Grid:
         return self.tiles * self.height * self.width
 
     def tokens(self, merge: int) -> int:
-        """Return the number of LLM tokens: one for each merge * merge patches."""
+        """Return the number of LLM tokens: one for each merge * merge patches; with `anyres`, of the whole image only."""
+        if self.anyres is not None:
+            return self.height * self.width // merge**2 + self.anyres.tokens
         return self.patches // merge**2
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import ValidationError
 
+from headrace.anyres import image_of_sample
 from headrace.preprocessor import image
 from headrace.preprocessor.image.decode_cost import decode_bytes
 from headrace.preprocessor.image.fit import fit_of
@@ -29,6 +32,8 @@ PIXTRAL = ImageSpec(fit="longest_side", longest_side=1024, patch=16, merge=1)
 MISTRAL_SMALL = ImageSpec(fit="longest_side", longest_side=1540, patch=14, merge=2)
 SMOL = ImageSpec(fit="split", side=512, longest_side=2048, patch=16, merge=4, resample="lanczos")
 SIGLIP = ImageSpec(fit="split", side=384, longest_side=1536, patch=14, merge=3, resample="lanczos")
+ONEVISION = ImageSpec(fit="anyres", side=384, patch=14, merge=1)
+BESIDE_OTHERS = image_of_sample(ONEVISION, 2)
 PUBLISHED = {
     "gemma3": GEMMA,
     "gemma3-crops": GEMMA_CROPS,
@@ -37,6 +42,8 @@ PUBLISHED = {
     "mistral-small": MISTRAL_SMALL,
     "smolvlm": SMOL,
     "smolvlm-384": SIGLIP,
+    "llava-onevision": ONEVISION,
+    "llava-onevision, of several": BESIDE_OTHERS,
 }
 PAN_AND_SCAN: dict[str, Any] = {
     "do_pan_and_scan": True,
@@ -53,6 +60,7 @@ def theirs(name: str) -> Callable[[Image.Image], list[Pixels]]:
     pytest.importorskip("transformers")
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
     from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
@@ -64,12 +72,16 @@ def theirs(name: str) -> Callable[[Image.Image], list[Pixels]]:
         "mistral-small": lambda: PixtralImageProcessorPil(size={"longest_edge": 1540}, patch_size=28),
         "smolvlm": lambda: SmolVLMImageProcessorPil(size={"longest_edge": 2048}, max_image_size={"longest_edge": 512}),
         "smolvlm-384": lambda: SmolVLMImageProcessorPil(size={"longest_edge": 1536}, max_image_size={"longest_edge": 384}),
+        "llava-onevision": lambda: LlavaOnevisionImageProcessorPil(image_mean=[0.5] * 3),
+        "llava-onevision, of several": lambda: LlavaOnevisionImageProcessorPil(image_mean=[0.5] * 3),
     }
     processor = made[name]()
+    several = PUBLISHED[name] is BESIDE_OTHERS
 
     def process(picture: Image.Image) -> list[Pixels]:
-        found = processor(images=[picture], do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"]
-        pictures = np.asarray(found)
+        images = [[picture, picture]] if several else [picture]
+        found = processor(images=images, do_rescale=False, do_normalize=False, return_tensors="np")["pixel_values"]
+        pictures = np.asarray(found)[: 1 if several else None]
         return list(pictures.reshape(-1, *pictures.shape[-3:]).astype(np.uint8))
 
     return process
@@ -149,6 +161,29 @@ def test_crops_are_those_of_gemma(width: int, height: int, smallest: int, most: 
     assert fit.grid(14).tokens(4) == 256 * (1 + len(crops))
 
 
+@given(
+    width=SIDES,
+    height=SIDES,
+    side=st.sampled_from((384, 224, 60)),
+    most=st.integers(1, 6),
+    scaled=st.integers(1, 16),
+)
+@settings(max_examples=300, deadline=None)
+def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int, most: int, scaled: int) -> None:
+    module = pytest.importorskip("transformers.models.llava_onevision.processing_llava_onevision")
+    pinpoints = [[side * rows, side * columns] for rows in range(1, most + 1) for columns in range(1, most + 1)]
+    processor = SimpleNamespace(
+        image_processor=SimpleNamespace(image_grid_pinpoints=pinpoints),
+        num_image_tokens=(side // 14) ** 2,
+        vision_aspect_ratio=f"anyres_max_{scaled}",
+    )
+    processor._get_unpadded_features = partial(module.LlavaOnevisionProcessor._get_unpadded_features, processor)
+    theirs = module.LlavaOnevisionProcessor._get_number_of_features(processor, height, width, side, side)
+    spec = ImageSpec(fit="anyres", side=side, patch=14, merge=1, max_tiles_per_side=most, anyres_max=scaled)
+    assert fit_of(width, height, spec).grid(14).tokens(1) == theirs
+    assert fit_of(width, height, image_of_sample(spec, 2)).grid(14).tokens(1) == (side // 14) ** 2 + 1
+
+
 def _corner(part: Pixels, whole: Pixels) -> tuple[int, int]:
     """Where a view of (1, height, width) pixels of one byte begins: left, top."""
     offset = part.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -186,6 +221,11 @@ def test_memory_is_foreseen_for_all_that_is_resized(width: int, height: int, nam
     fit = fit_of(width, height, spec)
     wide, high = fit.sizes[-1]
     copied = max((crop[2] * crop[3] for crop in fit.crops), default=0)
+    if fit.canvas is not None:
+        copied += wide * high
+        wide, high = fit.canvas
+    if fit.square:
+        copied += max(width, height) ** 2
     taken = 4 * (width * height + copied + wide * high) + 3 * wide * high * 0.9
     assert decode_bytes(Header(width=width, height=height), spec) >= taken
 
@@ -196,6 +236,8 @@ def test_memory_is_foreseen_for_all_that_is_resized(width: int, height: int, nam
         ({"fit": "square", "side": 448, "patch": 14, "merge": 3}, "448. has 32 patches of 14 pixels, which is no multiple"),
         ({"fit": "tiles", "side": 10, "patch": 14}, "10. has 0 patches"),
         ({"fit": "tiles", "side": 4004, "patch": 14, "max_tiles": 12}, "12 tiles of side 4004 have more than"),
+        ({"fit": "anyres", "side": 384, "patch": 14, "merge": 2}, "384. has 27 patches of 14 pixels, which is no multiple"),
+        ({"fit": "anyres", "side": 896, "merge": 1, "max_tiles_per_side": 10}, "10 x 10 tiles of side 896 have more than"),
         ({"fit": "crops", "min_crop_side": 11, "max_tiles": 12}, "min_crop_side .11. is below max_tiles .12."),
     ],
 )

@@ -59,6 +59,8 @@ class Model:
     largest: int = 600
     """Longest side of the images, in pixels."""
     parts_only: bool = False
+    nested: bool = False
+    """Whether the processor gets the images of a sample as a list of its own, as `apply_chat_template` gives them."""
     strings_from: str = ""
     """The role whose words are a string for the template, and not a list of parts."""
 
@@ -128,6 +130,21 @@ def smolvlm(tokenizer: Any, template: str) -> Any:
     options = {"image_seq_len": 16, "video_processor": None}
     return without_videos(
         processing_smolvlm.SmolVLMProcessor, image_processor=images, tokenizer=tokenizer, chat_template=template, **options
+    )
+
+
+def llava_onevision(tokenizer: Any, template: str) -> Any:
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor
+
+    return without_videos(
+        LlavaOnevisionProcessor,
+        image_processor=LlavaOnevisionImageProcessorPil(),
+        tokenizer=tokenizer,
+        video_processor=None,
+        num_image_tokens=729,
+        vision_feature_select_strategy="full",
+        chat_template=template,
     )
 
 
@@ -203,6 +220,15 @@ MODELS = {
         eos="<end_of_utterance>",
         parts_only=True,
     ),
+    "llava-onevision": Model(
+        processor=llava_onevision,
+        chat_template=published("llava_onevision"),
+        job={"image": {"fit": "anyres", "side": 384, "patch": 14, "merge": 1}, "text": {"max_tokens": 65536}},
+        named={"image_token": "<image>"},
+        largest=1500,
+        parts_only=True,
+        nested=True,
+    ),
     "qwen2-audio": Model(
         processor=qwen2_audio,
         chat_template=qwen2_audio_template,
@@ -230,7 +256,7 @@ class Compared:
         self.source = parse_spec(job).sources[0]
         self.ours = {
             template: SampleProcessor(
-                parse_spec(job | {"text": {"template": template, "tokenizer": str(folder / "tokenizer.json")}})
+                parse_spec(job | {"text": {**job.get("text", {}), "template": template, "tokenizer": str(folder / "tokenizer.json")}})
             )
             for template in (name, "chat_template")
         }
@@ -243,7 +269,7 @@ class Compared:
     def expected(self, chat: Chat, media: list[Any]) -> list[int]:
         messages, template = [self._message(message) for message in chat.messages], self.model.chat_template()
         text = self.theirs.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        images = {"images": media, "images_kwargs": {"do_rescale": False, "do_normalize": False} | self.model.images}
+        images = {"images": [media] if self.model.nested else media, "images_kwargs": {"do_rescale": False, "do_normalize": False} | self.model.images}
         kind = images if self.model.abilities.images else {"audio": media, "sampling_rate": 16_000}
         (ids,) = self.theirs(text=[text], add_special_tokens=False, **(kind if media else {}))["input_ids"]
         return [int(token) for token in ids]

@@ -1,10 +1,12 @@
-"""The formats of LLaVA 1.5: Vicuna's conversations, with the images of a turn in front of its words.
+"""The formats of LLaVA, with the images of a turn in front of its words: Vicuna's conversations for LLaVA 1.5, ChatML later.
 
     <s>SYSTEM USER: <image>\\nQUESTION ASSISTANT: ANSWER</s>USER: ...
 
 LLAVA is the format that the published models were trained with (the conversation `vicuna_v1` of their code). LLAVA_HF is what
 the chat template of the models converted for `transformers` gives: no default system turn, and a blank in place of the end
-token, so a model trained with it does not learn to end its answers.
+token, so a model trained with it does not learn to end its answers. LLAVA_ONEVISION is the format that LLaVA-OneVision was
+trained with, in which each image is on a line. The template in its converted folders has other white space, and no line behind
+a turn: for that take the tokenizer's own (`text.template: chat_template`).
 """
 
 from __future__ import annotations
@@ -45,4 +47,12 @@ LLAVA_HF = Template(
     begin="<s>",
     media_gap="\n",
     joint=" ",
+)
+
+LLAVA_ONEVISION = Template(
+    control=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>"),
+    roles={role: Frame(head=f"<|im_start|>{role}\n", end="<|im_end|>", tail="\n") for role in Role}
+    | {Role.DOCUMENT: Frame(end="<|endoftext|>")},
+    image=Markup(token="<image>"),
+    media_gap="\n",
 )
