@@ -47,9 +47,7 @@ def anyres(width: int, height: int, image: ImageSpec) -> Anyres:
     """
     most = image.max_tiles_per_side
     if most == 0:
-        return Anyres(
-            width=width, height=height, rows=0, columns=0, cell_rows=0, cell_columns=0, token_rows=0, token_columns=0
-        )
+        return Anyres(width=width, height=height, rows=0, columns=0, cell_rows=0, cell_columns=0, token_rows=0, token_columns=0)
     rows, columns = _arrangement(width, height, image.side, most)
     side = image.side // image.patch // image.merge
     cell_rows, cell_columns = side * rows, side * columns
@@ -76,6 +74,11 @@ def image_of_sample(image: ImageSpec, num_images: int) -> ImageSpec:
     if image.fit != "anyres" or num_images == 1:
         return image
     return image.model_copy(update={"max_tiles_per_side": 0})
+
+
+def uncut_tokens(patches: int, image: ImageSpec) -> int:
+    """Return the number of tokens of an image of so many patches that is not cut into tiles."""
+    return patches // image.merge**2 + (image.fit == "anyres")
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headrace.spec import ImageSpec
+
 LABEL_IGNORED = -100  # label of a token that carries no loss; torch's cross_entropy ignores it by default
 
 # One row is one sample of a payload batch. P: patches of all its images; F: mel frames of all its recordings.
@@ -21,18 +23,30 @@ SCHEMA = pa.schema(
         pa.field("mel", pa.large_list(pa.float16()), nullable=False),  # (F, mel_bins)
         pa.field("mel_frames", pa.list_(pa.int32()), nullable=False),  # per recording, sums to F
         pa.field("flags", pa.int32(), nullable=False),
+        # (height, width) in pixels of the image that begins with an entry of image_grids, (0, 0) for its other tiles; with
+        # `image.fit: anyres` only, see `payload_schema`
+        pa.field("image_sizes", pa.list_(pa.list_(pa.int32(), 2)), nullable=False),
     ]
 )
 
 UNIT_COLUMNS = {
-    "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags"),
-    "vision": ("sample_id", "patches", "image_grids", "flags"),
+    "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags", "image_sizes"),
+    "vision": ("sample_id", "patches", "image_grids", "flags", "image_sizes"),
     "audio": ("sample_id", "mel", "mel_frames", "flags"),
     "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags"),  # media sizes locate their tokens
     "generator": ("sample_id", "patches", "image_grids", "flags"),
 }
 """Columns of SCHEMA, in its order, that a rank of each parallelism unit receives: an LLM rank gets no pixels, an encoder or
 generator rank no labels."""
+
+
+def payload_schema(image: ImageSpec) -> pa.Schema:
+    """Return the columns of SCHEMA that the payload of a job with these images has.
+
+    Where its tokens do not depend on the sizes of images, there is no `image_sizes`: trainers of releases that do not know the
+    column go on with such jobs.
+    """
+    return SCHEMA if image.fit == "anyres" else SCHEMA.remove(SCHEMA.get_field_index("image_sizes"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -327,6 +327,12 @@ class JobSpec(SpecSection):
             )
         return self
 
+    @model_validator(mode="after")
+    def _units_take_the_images(self) -> Self:
+        if self.image.fit == "anyres" and (self.mrope or GENERATOR in self.topology.stages):
+            raise ValueError("image.fit is anyres, but mrope and a generator take a token for each patch: set another image.fit")
+        return self
+
     def check_longest(self) -> None:
         """Raise SpecError where the longest sample or pack that the job admits fits into no microbatch.
 

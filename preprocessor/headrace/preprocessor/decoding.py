@@ -11,7 +11,7 @@ from them, so the two agree, and media are decoded straight into their place in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from headrace.preprocessor.text.media_markup import MediumTokens, TokenGrid
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason, Rejected
-from headrace.sample import SCHEMA, Probe, SampleRef
+from headrace.sample import Probe, SampleRef, payload_schema
 from headrace.source_spec import SourceSpec
 from headrace.spec import AudioSpec, JobSpec
 
@@ -53,11 +53,14 @@ class Row:
     """Number of mel frames of each recording, shape (m,); they sum to F."""
     flags: int = 0
     """Bits reserved for later use; none has a meaning yet."""
+    image_sizes: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
+    """With `image.fit: anyres`, else empty: size (height, width) in pixels of the image that begins with each grid, (0, 0) for
+    its other tiles, shape (n, 2)."""
 
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
-        arrays = (self.input_ids, self.labels, self.patches, self.image_grids, self.mel, self.mel_frames)
+        arrays = (self.input_ids, self.labels, self.patches, self.image_grids, self.mel, self.mel_frames, self.image_sizes)
         return sum(array.nbytes for array in arrays)
 
 
@@ -150,6 +153,7 @@ class SampleProcessor:
         self._template = load_template(spec.text)
         self.vocabulary = self._template.vocabulary
         self._image = spec.image
+        self._schema = payload_schema(spec.image)
         self._audio = spec.audio
         self._min_targets = spec.text.min_targets
 
@@ -228,10 +232,11 @@ class SampleProcessor:
             ).reshape(-1, 3),
             mel=mel,
             mel_frames=np.array(sizes.mel_frames, np.int32),
+            image_sizes=np.array([size for grid in sizes.grids for size in _sizes_of_tiles(grid)], np.int32).reshape(-1, 2),
         )
 
     def encode(self, sample_ids: Sequence[int], rows: Sequence[Row], arrays: MediaArrays | None = None) -> pa.RecordBatch:
-        """Encode rows as one Arrow batch with headrace.sample.SCHEMA.
+        """Encode rows as one Arrow batch with the job's columns of headrace.sample.SCHEMA.
 
         `arrays`: the two arrays of which the rows' patches and mel frames are consecutive views, in the order of `rows`. They
         are then not copied.
@@ -240,20 +245,18 @@ class SampleProcessor:
             patches, mel = [row.patches for row in rows], [row.mel for row in rows]
         else:
             patches, mel = [arrays[0]], [arrays[1]]
-        grids = _values([row.image_grids for row in rows], pa.int32())
         columns = [
             pa.array(sample_ids, pa.int64()),
             _lists([row.input_ids for row in rows], pa.int32()),
             _lists([row.labels for row in rows], pa.int32()),
             _large_lists([row.patches.size for row in rows], patches, pa.uint8()),
-            pa.ListArray.from_arrays(
-                _offsets([len(row.image_grids) for row in rows], np.int32), pa.FixedSizeListArray.from_arrays(grids, 3)
-            ),
+            _tuples([row.image_grids for row in rows], 3),
             _large_lists([row.mel.size for row in rows], mel, pa.float16()),
             _lists([row.mel_frames for row in rows], pa.int32()),
             pa.array([row.flags for row in rows], pa.int32()),
+            _tuples([row.image_sizes for row in rows], 2),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+        return pa.RecordBatch.from_arrays(columns[: len(self._schema)], schema=self._schema)
 
     def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
         image_tokens: Iterator[MediumTokens] = (_token_grid(grid, self._image.merge) for grid in grids)
@@ -295,8 +298,20 @@ def _token_grid(grid: image.Grid, merge: int) -> MediumTokens:
     )
 
 
+def _sizes_of_tiles(grid: image.Grid) -> list[tuple[int, int]]:
+    """Return the image's (height, width) for its first tile and (0, 0) for each other one, where trainers need it."""
+    tiled = grid.anyres
+    return [] if tiled is None else [(tiled.height, tiled.width), *[(0, 0)] * (grid.tiles - 1)]
+
+
 def _lists(arrays: list[NDArray[np.int32]], kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets([array.size for array in arrays], np.int32), _values(arrays, kind))
+
+
+def _tuples(arrays: list[NDArray[np.int32]], width: int) -> pa.ListArray:
+    """Return a list of rows for each array (n, width)."""
+    rows = pa.FixedSizeListArray.from_arrays(_values(arrays, pa.int32()), width)
+    return pa.ListArray.from_arrays(_offsets([len(array) for array in arrays], np.int32), rows)
 
 
 def _large_lists(

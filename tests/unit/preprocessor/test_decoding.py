@@ -18,9 +18,10 @@ from headrace.preprocessor.decoding import Row, SampleProcessor, SizedSample, pr
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import load_encoder
 from headrace.quarantine import BadSampleError, Reason
-from headrace.sample import SCHEMA
+from headrace.sample import SCHEMA, payload_schema
 from headrace.source_spec import SourceSpec
-from headrace.spec import JobSpec, parse_spec
+from headrace.spec import ImageSpec, JobSpec, parse_spec
+from tests.unit.preprocessor.image.test_fit import encoded, photo
 
 ARRAYS = ("input_ids", "labels", "patches", "image_grids", "mel", "mel_frames")
 TURNS = [{"user": "<image>hear <audio><image>", "assistant": "two and one"}]
@@ -82,7 +83,7 @@ def test_batch_holds_the_rows(
             rows.append(processor.decode(shard.read(0), source))
     batch = processor.encode([7, 3, 5], rows)
     batch.validate(full=True)
-    assert batch.schema == SCHEMA
+    assert batch.schema == payload_schema(ImageSpec())
     assert batch.column("sample_id").to_pylist() == [7, 3, 5]
     for index, row in enumerate(rows):
         for name in ARRAYS:
@@ -95,7 +96,30 @@ def test_empty_batch(processor: SampleProcessor) -> None:
     batch = processor.encode([], [])
     batch.validate(full=True)
     assert batch.num_rows == 0
+    assert batch.schema == payload_schema(ImageSpec())
+
+
+def test_images_of_any_resolution_come_with_their_sizes_and_are_cut_where_they_are_alone(
+    shards: list[Path], write_tar: Callable[..., Path], source: SourceSpec
+) -> None:
+    """A tile of 28 pixels has 2 x 2 tokens. An image that fills three of them has 2 rows of 6, each with a newline."""
+    image = {"fit": "anyres", "side": 28, "merge": 1, "max_tiles_per_side": 3}
+    processor = SampleProcessor(parse_spec({"name": "any", "sources": [{"path": "/a"}], "image": image}))
+    alone = write_tar({"t.png": encoded(photo(84, 28)), "t.json": {"texts": ["<image>wide"]}}, name="t.tar")
+    rows = []
+    for path in (alone, shards[0]):
+        with open_shard(str(path), source) as shard:
+            record = shard.read(0)
+            rows.append(processor.decode(record, source))
+            probe = probe_of("sample", processor.size(processor.load(record, source)))
+        assert probe.image_patches == tuple(rows[-1].image_grids.prod(axis=1))
+    batch = processor.encode([0, 1], rows)
+    batch.validate(full=True)
     assert batch.schema == SCHEMA
+    assert batch.column("image_sizes").to_pylist() == [[[28, 84], [0, 0], [0, 0], [0, 0]], [[48, 64], [120, 120]]]
+    assert [len(row.image_grids) for row in rows] == [1 + 3, 2]
+    placeholder = processor.vocabulary.image_token
+    assert [row.input_ids.tolist().count(placeholder) for row in rows] == [4 + 2 * (6 + 1), 2 * (4 + 1)]
 
 
 def test_single_row_is_not_copied(shards: list[Path], processor: SampleProcessor, source: SourceSpec) -> None:

@@ -57,6 +57,7 @@ def make_row() -> Callable[..., Row]:
             "mel": rng.standard_normal(sum(frames) * AUDIO.mel_bins).astype(np.float16),
             "mel_frames": list(frames),
             "flags": 0,
+            "image_sizes": [[7 * h, 5 * w] for _, h, w in grids],
         }
 
     return make

@@ -22,7 +22,8 @@ from headrace.preprocessor.payload.part import Entry
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.server import PayloadServicer, payload_servers
-from headrace.sample import SCHEMA
+from headrace.sample import SCHEMA, payload_schema
+from headrace.spec import ImageSpec
 from headrace.ticket import make_key, make_ticket
 
 MIB = 1 << 20
@@ -48,7 +49,8 @@ def make_part(num_bytes: int) -> pa.RecordBatch:
         "mel_frames": pa.array([[]] * rows, pa.list_(pa.int32())),
         "flags": pa.array([0] * rows, pa.int32()),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    schema = payload_schema(ImageSpec())
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def fastest_s(*calls: Callable[[], object]) -> list[float]:

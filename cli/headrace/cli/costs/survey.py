@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.anyres import image_of_sample
 from headrace.cli.costs.remote_beginnings import Beginnings
 from headrace.cli.costs.sample_choice import Choice, choose_beginnings, choose_evenly
 from headrace.cli.progress_bar import ProgressBar
@@ -41,6 +42,8 @@ class MeasuredSample(Probe):
     """A sample's probe, with further facts that planning has no use for."""
 
     has_text: bool
+    image_tokens: int
+    """Number of LLM tokens of its images."""
     image_sides_px: tuple[int, ...]
     """Longer side of each image as stored, before it is scaled to the patch grid."""
 
@@ -127,7 +130,8 @@ class MeasuringJob(JobWork):
     def _measured(self, ref: SampleRef, record: Record, source: SourceSpec) -> MeasuredSample:
         """Probe one sample from its record. Raises BadSampleError where the sample is rejected."""
         loaded = self.processor.load(record, source)
-        probe = probe_of(self.sample_name(ref), self.processor.size(loaded))
+        sizes, spec = self.processor.size(loaded), image_of_sample(self.spec.image, len(loaded.images))
+        probe = probe_of(self.sample_name(ref), sizes)
         return MeasuredSample(
             name=probe.name,
             num_tokens=probe.num_tokens,
@@ -136,7 +140,8 @@ class MeasuringJob(JobWork):
             mel_frames=probe.mel_frames,
             is_truncated=probe.is_truncated,
             has_text=any(isinstance(segment, Text) and segment.text.strip() for segment in loaded.sample.segments),
-            image_sides_px=tuple(max(image.read_size(data, self.spec.image)) for data in loaded.images),
+            image_tokens=sum(grid.tokens(spec.merge) for grid in sizes.grids),
+            image_sides_px=tuple(max(image.read_size(data, spec)) for data in loaded.images),
         )
 
 
@@ -201,7 +206,6 @@ class Tally:
 
     def add(self, sample: MeasuredSample) -> None:
         """Count one good sample."""
-        image_tokens = sum(patches // self._spec.image.merge**2 for patches in sample.image_patches)
         audio_tokens = sum(map(self._spec.audio.num_tokens, sample.mel_frames))
         has = {"text": sample.has_text, "image": bool(sample.image_patches), "audio": bool(sample.mel_frames)}
         self.samples += 1
@@ -210,10 +214,10 @@ class Tally:
         self.combinations["+".join(name for name, there in has.items() if there)] += 1
         self._columns["image_side_px"].extend(sample.image_sides_px)
         if has["image"]:
-            self._columns["image_tokens"].append(image_tokens)
+            self._columns["image_tokens"].append(sample.image_tokens)
         if has["audio"]:
             self._columns["audio_s"].append(sum(sample.mel_frames))
-        self._columns["text_tokens"].append(sample.num_tokens - image_tokens - audio_tokens)
+        self._columns["text_tokens"].append(sample.num_tokens - sample.image_tokens - audio_tokens)
         self._columns["tokens"].append(sample.num_tokens)
         self._columns["target_tokens"].append(sample.num_targets)
 

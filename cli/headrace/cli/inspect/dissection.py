@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import soundfile
 from PIL import Image as Pillow
 
+from headrace.anyres import image_of_sample
 from headrace.cli.inspect.preview import tokens_of
 from headrace.errors import DatasetError
 from headrace.preprocessor import audio, image
@@ -80,6 +81,7 @@ class _Dissection:
     def __init__(self, spec: JobSpec) -> None:
         self.report = _nothing()
         self._spec = spec
+        self._image = spec.image
         self._processor = SampleProcessor(spec)
         self._piece = ""
 
@@ -90,6 +92,7 @@ class _Dissection:
         self.report["members"] = list(record.members)
         loaded = self._timed("map its fields and load its media", lambda: self._processor.load(record, source))
         sample = loaded.sample
+        self._image = image_of_sample(self._spec.image, len(loaded.images))
         self.report["turns"] = _turns(sample)
         media = [segment for segment in sample.segments if not isinstance(segment, Text)]
         names = [_name_of_last(media[: number + 1]) for number in range(len(media))]
@@ -133,8 +136,8 @@ class _Dissection:
     def _sizes(self, medium: Image | Audio) -> dict[str, Any]:
         """Return the patches or mel frames of a medium and its number of tokens, from its header. Raises BadSampleError."""
         if isinstance(medium, Image):
-            grid = image.probe(medium.data, self._spec.image)
-            return {"patches": [grid.height, grid.width], "tiles": grid.tiles, "tokens": grid.tokens(self._spec.image.merge)}
+            grid = image.probe(medium.data, self._image)
+            return {"patches": [grid.height, grid.width], "tiles": grid.tiles, "tokens": grid.tokens(self._image.merge)}
         frames = audio.probe(medium.data, self._spec.audio)
         pieces = audio.frames_of_pieces(frames, self._spec.audio)
         return {"mel_frames": frames, "tokens": sum(self._spec.audio.num_tokens(piece) for piece in pieces)}
@@ -142,7 +145,7 @@ class _Dissection:
     def _decode(self, medium: Image | Audio) -> str:
         """Decode a medium and return the shape and dtype of the array as text. Raises BadSampleError."""
         if isinstance(medium, Image):
-            array, _ = image.decode(medium.data, self._spec.image)
+            array, _ = image.decode(medium.data, self._image)
             return f"{' x '.join(map(str, array.shape))} {array.dtype}"
         mel = audio.decode(medium.data, self._spec.audio)
         return f"{' x '.join(map(str, mel.shape))} {mel.dtype}"

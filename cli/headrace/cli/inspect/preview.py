@@ -108,8 +108,9 @@ def _images(row: Row, spec: ImageSpec) -> Iterator[CaptionedPicture]:
     for _, height, width in row.image_grids.tolist():
         pixels = reassemble(row.patches[start : start + height * width], height, width, spec)
         start += height * width
-        tokens = height * width // spec.merge**2
-        caption = f"{width * spec.patch} x {height * spec.patch} px, {width} x {height} patches = {_tokens(tokens)}"
+        caption = f"{width * spec.patch} x {height * spec.patch} px, {width} x {height} patches"
+        if spec.fit != "anyres":  # whose tiles have no tokens of their own
+            caption += f" = {_tokens(height * width // spec.merge**2)}"
         yield CaptionedPicture(picture=Image.fromarray(pixels), caption=caption, cell_px=spec.patch * spec.merge)
 
 

@@ -254,10 +254,9 @@ class Compared:
         (folder / "chat_template.jinja").write_text(self.model.chat_template(), encoding="utf-8")
         job = {"name": "j", "sources": [{"path": "/x"}], **self.model.job}
         self.source = parse_spec(job).sources[0]
+        text = {**job.get("text", {}), "tokenizer": str(folder / "tokenizer.json")}
         self.ours = {
-            template: SampleProcessor(
-                parse_spec(job | {"text": {**job.get("text", {}), "template": template, "tokenizer": str(folder / "tokenizer.json")}})
-            )
+            template: SampleProcessor(parse_spec(job | {"text": {**text, "template": template}}))
             for template in (name, "chat_template")
         }
         options = {"bos_token": self.model.bos} if self.model.bos else {}
@@ -269,7 +268,9 @@ class Compared:
     def expected(self, chat: Chat, media: list[Any]) -> list[int]:
         messages, template = [self._message(message) for message in chat.messages], self.model.chat_template()
         text = self.theirs.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        images = {"images": [media] if self.model.nested else media, "images_kwargs": {"do_rescale": False, "do_normalize": False} | self.model.images}
+        as_they_are = {"do_rescale": False, "do_normalize": False}
+        given = [media] if self.model.nested else media
+        images = {"images": given, "images_kwargs": as_they_are | self.model.images}
         kind = images if self.model.abilities.images else {"audio": media, "sampling_rate": 16_000}
         (ids,) = self.theirs(text=[text], add_special_tokens=False, **(kind if media else {}))["input_ids"]
         return [int(token) for token in ids]

@@ -23,7 +23,8 @@ from headrace.preprocessor.payload.writer import PayloadWriter
 from headrace.preprocessor.server import PayloadServicer
 from headrace.quarantine import Rejected
 from headrace.rpc import Server
-from headrace.sample import SCHEMA
+from headrace.sample import payload_schema
+from headrace.spec import ImageSpec
 from headrace.transport.flight_server import FlightServer
 from headrace.transport.slots import SlotReceiver, SlotServer
 from headrace.transport.tls import Certificate
@@ -52,13 +53,14 @@ def make_rows(sizes: list[int], sample_id: int = 0) -> pa.RecordBatch:
         "mel_frames": [[id_ % 5] for id_ in ids],
         "flags": [0 for _ in ids],
     }
+    schema = payload_schema(ImageSpec())
     columns = [
         pa.LargeListArray.from_arrays(pa.array(np.cumsum([0, *sizes])), pa.array(patches))
         if field.name == "patches"
         else pa.array(rows[field.name], field.type)
-        for field in SCHEMA
+        for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 class TrustingServicer(PayloadServicer):

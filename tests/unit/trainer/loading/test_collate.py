@@ -160,6 +160,7 @@ OF_COLUMN = {
     "labels": {"labels"},
     "patches": {"patches"},
     "image_grids": {"image_grids", "image_cu_seqlens", "images_per_sample"},
+    "image_sizes": {"image_sizes"},
     "mel": {"mel"},
     "mel_frames": {"mel_frames", "mel_cu_seqlens", "recordings_per_sample"},
 }

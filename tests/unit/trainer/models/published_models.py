@@ -13,6 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from headrace.anyres import anyres, image_of_sample
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED, SCHEMA
 from headrace.spec import JobSpec, parse_spec
@@ -56,6 +57,8 @@ class Family:
     """Of a job that feeds it."""
     grids: Sequence[Sequence[int]] = ()
     """Sizes in patches that its images may have; empty: it takes recordings."""
+    sizes: Sequence[tuple[int, int]] = ()
+    """Heights and widths in pixels of images that are cut into tiles of one of these grids, by their size."""
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -103,6 +106,9 @@ class Family:
         frames = [] if self.grids else [FRAMES] * number
         merge = self.spec.image.merge**2
         tokens = [[IMAGE_TOKEN] * (h * w // merge) for _, h, w in chosen]
+        chosen, sizes, of_tiles = self._tiled(chosen, sample)
+        for placeholders, count in zip(tokens, of_tiles, strict=False):
+            placeholders += [IMAGE_TOKEN] * count
         tokens += [[AUDIO_TOKEN] * self.spec.audio.num_tokens(count) for count in frames]
         ids = [*dice.integers(5, VOCAB, 3)]
         for of_medium in tokens:
@@ -118,13 +124,29 @@ class Family:
             "mel": dice.standard_normal(sum(frames) * BINS).astype(np.float16),
             "mel_frames": frames,
             "flags": 0,
+            "image_sizes": sizes,
         }
+
+    def _tiled(self, chosen: list[Sequence[int]], sample: int) -> tuple[list[Sequence[int]], list[tuple[int, int]], list[int]]:
+        """The grids of all tiles, the sizes that come with them, and the tokens of each image behind those of its first tile."""
+        if not self.sizes:
+            return chosen, [], []
+        grids, sizes, tokens = [], [], []
+        for number, grid in enumerate(chosen):
+            height, width = self.sizes[(sample + number) % len(self.sizes)]
+            tiles = anyres(width, height, image_of_sample(self.spec.image, len(chosen)))
+            count = tiles.rows * tiles.columns
+            grids += [grid] * (1 + count)
+            sizes += [(height, width), *[(0, 0)] * count]
+            tokens.append(tiles.tokens)
+        return grids, sizes, tokens
 
 
 ARCHITECTURES = {
     "qwen2_vl": "Qwen2VLForConditionalGeneration",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
     "llava": "LlavaForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration",
     "qwen2_audio": "Qwen2AudioForConditionalGeneration",
 }
@@ -154,6 +176,18 @@ def family(name: str) -> Family:
                 vision_config=tower, text_config=transformers.LlamaConfig(**_LLM), image_token_index=IMAGE_TOKEN
             )
             return Family(name=name, config=config, spec=_spec(image={**_IMAGE, "merge": 1}), grids=((1, 4, 4),))
+        case "llava_onevision":
+            tower = transformers.SiglipVisionConfig(**_VIT, image_size=4 * PATCH, vision_use_head=False)
+            config = transformers.LlavaOnevisionConfig(
+                vision_config=tower,
+                text_config=transformers.Qwen2Config(**_LLM),
+                image_token_index=IMAGE_TOKEN,
+                image_grid_pinpoints=[[16 * rows, 16 * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)],
+                vision_aspect_ratio="anyres_max_2",
+            )
+            image = {"patch": PATCH, "merge": 1, "fit": "anyres", "side": 16, "max_tiles_per_side": 3, "anyres_max": 2}
+            sizes = ((48, 48), (20, 70), (16, 16), (90, 30), (31, 45))
+            return Family(name=name, config=config, spec=_spec(image=image), grids=((1, 4, 4),), sizes=sizes)
         case "internvl":
             tower = transformers.InternVLVisionConfig(**_VIT, image_size=4 * PATCH)
             config = transformers.InternVLConfig(
@@ -198,6 +232,8 @@ def their_logits(original: Any, batch: PackedMicrobatch) -> Tensor:
             grids = batch.image_grids[image : image + images]
             first, last = batch.image_cu_seqlens[[image, image + images]].tolist()
             inputs |= _images(original.config, batch.patches[first:last], grids, ids)
+            if len(batch.image_sizes):
+                inputs |= _tiles(inputs["pixel_values"], batch.image_sizes[image : image + images])
         if recordings := int(batch.recordings_per_sample[sample]):
             mel = batch.mel.view(-1, FRAMES, BINS)[recording : recording + recordings].float().transpose(1, 2)
             inputs |= {"input_features": mel, "feature_attention_mask": torch.ones(recordings, FRAMES, dtype=torch.int64)}
@@ -207,14 +243,23 @@ def their_logits(original: Any, batch: PackedMicrobatch) -> Tensor:
 
 
 def _images(config: Any, patches: Tensor, grids: Tensor, ids: Tensor) -> dict[str, Tensor]:
-    frame = _standardised(patches, "IMAGENET_DEFAULT" if config.model_type == "internvl" else "OPENAI_CLIP")
-    if config.model_type in ("llava", "internvl"):
+    of_family = {"internvl": "IMAGENET_DEFAULT", "llava_onevision": "IMAGENET_STANDARD"}
+    frame = _standardised(patches, of_family.get(config.model_type, "OPENAI_CLIP"))
+    if config.model_type in ("llava", "llava_onevision", "internvl"):
         _, height, width = grids[0].tolist()
         merge = MERGE if config.model_type == "internvl" else 1
         blocks = frame.view(len(grids), height // merge, width // merge, merge, merge, 3, PATCH, PATCH)
         return {"pixel_values": blocks.permute(0, 5, 1, 3, 6, 2, 4, 7).reshape(len(grids), 3, height * PATCH, width * PATCH)}
     pixels = torch.stack((frame, frame), dim=2).flatten(1)  # channel, frame, row, column
     return {"pixel_values": pixels, "image_grid_thw": grids.long(), "mm_token_type_ids": (ids == IMAGE_TOKEN).int()}
+
+
+def _tiles(pictures: Tensor, sizes: Tensor) -> dict[str, Tensor]:
+    """(images, most tiles, 3, height, width), as `LlavaOnevisionProcessor` gives them for one sample."""
+    first = sizes[:, 0].nonzero().squeeze(1)
+    of_image = torch.tensor_split(pictures, first[1:])
+    pixels = torch.nn.utils.rnn.pad_sequence(of_image, batch_first=True)
+    return {"pixel_values": pixels, "image_sizes": sizes[first].long(), "batch_num_images": torch.tensor([len(first)])}
 
 
 def _standardised(patches: Tensor, constants: str) -> Tensor:

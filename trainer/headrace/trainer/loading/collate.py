@@ -28,8 +28,8 @@ class PackedMicrobatch:
     """The packed samples of one microbatch, the input of a model's forward.
 
     n: samples, s: segments, p: packs, T: tokens, I: images, P: patches, A: recordings, F: mel frames. Payload (token ids, labels,
-    position ids, patches, mel) goes to the device; the layout (`sample_ids`, `image_grids`, `mel_frames` and the cumulative
-    lengths) stays on the host, where its numbers are read without waiting for the device.
+    position ids, patches, mel) goes to the device; the layout (`sample_ids`, `image_grids`, `image_sizes`, `mel_frames` and the
+    cumulative lengths) stays on the host, where its numbers are read without waiting for the device.
 
     Payload may be a view of the Arrow buffers that it came from: do not write into it. If a rank receives only the columns of
     its unit, the other tensors are empty: T = 0 without tokens; (0, width) patches or mel, beside the true grids and frames.
@@ -59,6 +59,9 @@ class PackedMicrobatch:
     """(P, 3 * patch * patch) uint8, channel-first inside a patch, merge groups contiguous; (0, 0) without images."""
     image_grids: Tensor
     """(I, 3) int32: size (t, h, w) of each image, or of each tile of one that is cut, in patches."""
+    image_sizes: Tensor = field(default_factory=lambda: torch.zeros(0, 2, dtype=torch.int32))
+    """(I, 2) int32: height and width in pixels of the image that begins here, (0, 0) for its other tiles, in jobs with
+    `image.fit: anyres`; otherwise (0, 2)."""
     image_cu_seqlens: Tensor
     """(I + 1,) int32: image i has the patches image_cu_seqlens[i]:image_cu_seqlens[i + 1]."""
     mel: Tensor
@@ -171,6 +174,7 @@ def collate(
         pack_offsets=_tensor(cu_seqlens, np.int32),
         patches=_rows(media["patches"], num_patches, patch_values, "patches"),
         image_grids=_tensor(grids, np.int32),
+        image_sizes=_tensor(_image_sizes(columns), np.int32),
         image_cu_seqlens=_tensor(image_cu_seqlens, np.int32),
         mel=_rows(media["mel"], num_frames, mel_bins, "mel frames"),
         mel_frames=_tensor(mel_frames, np.int32),
@@ -184,6 +188,12 @@ def collate(
 def cumulative(lengths: Tensor) -> Tensor:
     """Return the (n + 1,) int32 offsets, from 0 to the sum, of (n,) integer lengths on the host."""
     return torch.from_numpy(_offsets(lengths.numpy()))
+
+
+def sums(values: Tensor, cu_lengths: Tensor) -> Tensor:
+    """Return the (n,) sums of the values between consecutive offsets `cu_lengths` (n + 1,), on the host as they are."""
+    upto = cumulative(values)
+    return upto[cu_lengths[1:].long()] - upto[cu_lengths[:-1].long()]
 
 
 def places(lengths: Tensor) -> Tensor:
@@ -229,6 +239,12 @@ def _check_tokens(
 def _entries(columns: Columns, name: str) -> NDArray[np.int32]:
     """Return the (n,) numbers of entries per sample in a list column; zeros if the column is missing."""
     return columns.lengths(name) if name in columns.names else np.zeros(columns.num_rows, np.int32)
+
+
+def _image_sizes(columns: Columns) -> NDArray[np.integer]:
+    """Return the (I, 2) sizes of all images and their tiles; (0, 2) without the column."""
+    known = _entries(columns, "image_sizes").any()
+    return columns.values("image_sizes").reshape(-1, 2) if known else np.empty((0, 2), np.int32)
 
 
 def _predicted(labels: NDArray[np.integer], lengths: NDArray[np.int32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:

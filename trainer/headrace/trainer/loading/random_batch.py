@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from headrace.anyres import uncut_tokens
 from headrace.sample import SCHEMA, Probe
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
@@ -26,7 +27,7 @@ def random_batch(
     text_id = min(set(range(3)) - set(placeholders))
     rows = []
     for number, probe in enumerate(probes):
-        image_tokens = sum(probe.image_patches) // image.merge**2
+        image_tokens = sum(uncut_tokens(patches, image) for patches in probe.image_patches)
         audio_tokens = sum(map(audio.num_tokens, probe.mel_frames))
         text = np.full(probe.num_tokens - image_tokens - audio_tokens, text_id)
         ids = np.concatenate([text[:1], np.repeat(placeholders, (image_tokens, audio_tokens)), text[1:]]).astype(np.int32)
@@ -40,6 +41,7 @@ def random_batch(
                 "mel": dice.standard_normal(sum(probe.mel_frames) * audio.mel_bins).astype(np.float16),
                 "mel_frames": probe.mel_frames,
                 "flags": 0,
+                "image_sizes": [[1, 1] for _ in probe.image_patches if image.fit == "anyres"],
             }
         )
     data = collate([pa.RecordBatch.from_pylist([row], schema=SCHEMA) for row in rows])

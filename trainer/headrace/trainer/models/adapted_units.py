@@ -18,8 +18,8 @@ class HuggingFaceUnits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     whole: Path | None = None
-    """A published model that all units and projectors are taken from: Qwen2-VL, Qwen2.5-VL, LLaVA, InternVL or Qwen2-Audio. The
-    job's text.tokenizer must be the model's."""
+    """A published model that all units and projectors are taken from: Qwen2-VL, Qwen2.5-VL, LLaVA, LLaVA-OneVision, InternVL or
+    Qwen2-Audio. The job's text.tokenizer must be the model's."""
     vision: Path | None = None
     """Qwen2-VL, Qwen2.5-VL, SigLIP or CLIP: the whole model or its vision tower. The job's image.patch, and for Qwen-VL
     image.merge, must equal the model's."""

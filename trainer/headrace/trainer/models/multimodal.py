@@ -39,8 +39,8 @@ class ImageInputs:
     """(P, 3 * patch * patch) uint8."""
     layout: Any
     """From `VisionEncoder.layout`."""
-    groups: Groups
-    """Patches that become one token."""
+    groups: Any
+    """From `Projector.image_groups`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,7 +74,7 @@ class MultimodalModel(nn.Module):
         """`seed`: the job's, for what a generator draws. Weights are set later, by `initialise`.
 
         Raises UserError where a placeholder lies outside of the vocabulary, `audio.frames_per_token` is odd or `audio.last_token`
-        is not pad.
+        is not pad, or `image.fit` is anyres.
         """
         super().__init__()
         if not (0 <= image_token_id < vocab_size and -1 <= audio_token_id < vocab_size):
@@ -85,6 +85,10 @@ class MultimodalModel(nn.Module):
             raise UserError(f"audio.frames_per_token ({audio.frames_per_token}) must be a multiple of {STRIDE}: make it even")
         if audio.last_token == "drop":
             raise UserError("audio.last_token is drop, but this model pads the last token of a recording: set it to pad")
+        if image.fit == "anyres":
+            raise UserError(
+                "image.fit is anyres, but this model makes a token of each patch: take a LLaVA-OneVision (model: {whole: PATH})"
+            )
         self.image_token_id = image_token_id
         self.audio_token_id = audio_token_id
         width = shape.llm.width
@@ -167,7 +171,7 @@ class MultimodalModel(nn.Module):
         return ImageInputs(
             patches=microbatch.patches,
             layout=self.vision.layout(microbatch.image_grids, microbatch.image_cu_seqlens),
-            groups=self.vision_projector.groups(microbatch.image_cu_seqlens.diff()),
+            groups=self.vision_projector.image_groups(microbatch),
         )
 
     def image_tokens(self, images: ImageInputs) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headrace.trainer.loading.collate import cumulative
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, sums
 from headrace.trainer.models.block import layer_norm
 
 
@@ -48,6 +49,14 @@ class Projector(nn.Module):
     def token_counts(self, lengths: Tensor) -> Tensor:
         """Return the (n,) numbers of tokens that segments of these (n,) lengths become."""
         return (lengths + self.group - 1) // self.group
+
+    def image_groups(self, data: PackedMicrobatch) -> Any:
+        """Return what `forward` takes besides the features of a microbatch's images, on the host."""
+        return self.groups(data.image_cu_seqlens.diff())
+
+    def image_token_counts(self, data: PackedMicrobatch) -> Tensor:
+        """Return the (n,) numbers of tokens that the images of each sample become."""
+        return sums(self.token_counts(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
 
     def groups(self, lengths: Tensor) -> Groups:
         """Return the groups of segments of these (n,) lengths, on the host as they are."""

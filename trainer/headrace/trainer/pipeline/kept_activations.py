@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from headrace.anyres import uncut_tokens
 from headrace.plan import GENERATOR, LLM
 from headrace.sample import LABEL_IGNORED, Probe
 from headrace.spec import AudioSpec, ImageSpec
@@ -99,7 +100,7 @@ def _batch(count: int, stage: Stage, topology: PipelineTopology, image: ImageSpe
     has_image, has_audio = ({encoder, ENCODER} & set(topology.units) for encoder in ENCODERS)
     patches = ((_SIDE * image.merge) ** 2,) if has_image and placeholders[0] >= 0 else ()
     frames = (min(_FRAMES, audio.most_frames),) if has_audio and placeholders[1] >= 0 else ()
-    num_tokens = _TEXT + sum(patches) // image.merge**2 + sum(map(audio.num_tokens, frames))
+    num_tokens = _TEXT + sum(uncut_tokens(count, image) for count in patches) + sum(map(audio.num_tokens, frames))
     probe = Probe(name="made up", num_tokens=num_tokens, num_targets=0, image_patches=patches, mel_frames=frames)
     data = random_batch([probe] * count, image=image, audio=audio, placeholders=placeholders)
     labels = torch.full_like(data.labels, LABEL_IGNORED)

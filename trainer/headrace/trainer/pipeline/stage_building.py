@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import ZERO_BUBBLE
-from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
+from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, sums
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import encoder_frames
 from headrace.trainer.models.dropout import ResidualDropout
@@ -42,8 +42,8 @@ class VisionStage(Stage):
     def _layer_inputs(self, data: PackedMicrobatch) -> Any:
         return self.model.vision.layout(data.image_grids, data.image_cu_seqlens)
 
-    def _end_inputs(self, data: PackedMicrobatch) -> Groups:
-        return self.model.vision_projector.groups(data.image_cu_seqlens.diff())
+    def _end_inputs(self, data: PackedMicrobatch) -> Any:
+        return self.model.vision_projector.image_groups(data)
 
     def _embed_inputs(self, entry: Tensor, _: Mapping[str, Tensor]) -> Tensor:
         return self.model.vision.embed_inputs(entry)
@@ -55,8 +55,7 @@ class VisionStage(Stage):
         return Output(rows=self.model.vision_projector(self.model.vision.norm(x), end))
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
-        lengths = self.model.vision_projector.token_counts(data.image_cu_seqlens.diff())
-        return _sums(lengths, cumulative(data.images_per_sample))
+        return self.model.vision_projector.image_token_counts(data)
 
 
 class AudioStage(Stage):
@@ -88,7 +87,7 @@ class AudioStage(Stage):
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         lengths = self.model.audio_projector.token_counts(encoder_frames(data.mel_frames))
-        return _sums(lengths, cumulative(data.recordings_per_sample))
+        return sums(lengths, cumulative(data.recordings_per_sample))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -155,11 +154,10 @@ class JointEncoderStage(Stage):
 
     def _counts_by_encoder(self, data: PackedMicrobatch) -> tuple[Tensor, Tensor]:
         """Return the (n,) counts of image tokens and of audio tokens of each sample."""
-        patches = self.model.vision_projector.token_counts(data.image_cu_seqlens.diff())
         frames = self.model.audio_projector.token_counts(encoder_frames(data.mel_frames))
         return (
-            _sums(patches, cumulative(data.images_per_sample)),
-            _sums(frames, cumulative(data.recordings_per_sample)),
+            self.model.vision_projector.image_token_counts(data),
+            sums(frames, cumulative(data.recordings_per_sample)),
         )
 
 
@@ -233,7 +231,7 @@ class LlmStage(Stage):
         if unit == ENCODER:
             return self.input_token_counts("vision", data) + self.input_token_counts("audio", data)
         token = self.model.image_token_id if unit == "vision" else self.model.audio_token_id
-        return _sums(data.input_ids == token, data.cu_seqlens)[data.sample_segments]
+        return sums(data.input_ids == token, data.cu_seqlens)[data.sample_segments]
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return self.input_token_counts("vision", data)
@@ -277,7 +275,7 @@ class GeneratorStage(Stage):
     def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that each sample takes from the LLM, on the host."""
         assert unit == LLM, "nothing else is in front"
-        return _sums(self._generator.token_counts(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
+        return sums(self._generator.token_counts(data.image_cu_seqlens.diff()), cumulative(data.images_per_sample))
 
     def forward(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         """Run the stage, after drawing the noise once for the unit's entry and its loss (see `Stage.forward`)."""
@@ -351,9 +349,3 @@ def build_stages(
         if topology.schedule == ZERO_BUBBLE:
             stage.defer_weight_gradients()
     return stages
-
-
-def _sums(values: Tensor, cu_lengths: Tensor) -> Tensor:
-    """Return the (n,) sums of the values between consecutive offsets `cu_lengths` (n + 1,)."""
-    upto = cumulative(values)
-    return upto[cu_lengths[1:].long()] - upto[cu_lengths[:-1].long()]

@@ -187,9 +187,7 @@ def _ends(model: MultimodalModel, part: str) -> Iterator[Kind]:
     if part == "vision":
         vision, project = model.vision, model.vision_projector
         yield _end(part, "embedding", [vision.embed], embedding(lambda data, _: vision.embed_inputs(data.patches)))
-        norm_and_project = behind(
-            lambda x, groups: project(vision.norm(x), groups), lambda data: project.groups(data.image_cu_seqlens.diff())
-        )
+        norm_and_project = behind(lambda x, groups: project(vision.norm(x), groups), project.image_groups)
         yield _end(part, "projector", [vision.norm, model.get_submodule(PROJECTORS[part])], norm_and_project)
     elif part == "audio":
         audio, join = model.audio, model.audio_projector

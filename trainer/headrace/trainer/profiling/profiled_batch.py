@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headrace.anyres import uncut_tokens
 from headrace.plan import GENERATOR, LLM
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
@@ -92,7 +93,7 @@ def mixed_probes(image: ImageSpec, audio: AudioSpec) -> list[Probe]:
     probes: list[Probe] = []
     for text, side, seconds in _MIXED:
         patches, frames = (side * image.merge) ** 2, math.ceil(seconds / audio.hop_s)
-        num_tokens = text + side**2 + audio.num_tokens(frames)
+        num_tokens = text + (uncut_tokens(patches, image) if patches else 0) + audio.num_tokens(frames)
         probes.append(
             Probe(
                 name=f"mixed/{len(probes)}",

@@ -15,6 +15,7 @@ from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.huggingface.clip import ClipVision
 from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
+from headrace.trainer.models.huggingface.onevision import images_of
 from headrace.trainer.models.huggingface.parts import Adapted, read_config
 from headrace.trainer.models.huggingface.published import published_model, published_shape
 from headrace.trainer.models.huggingface.qwen_vision import qwen_vision
@@ -48,7 +49,8 @@ def own_settings(units: HuggingFaceUnits) -> tuple[ImageSpec, AudioSpec]:
         config = getattr(vision, "vision_config", vision)
         if hasattr(config, "patch_size"):
             merge = getattr(config, "spatial_merge_size", round(1 / getattr(vision, "downsample_ratio", 1)))
-            image = image.model_copy(update={"patch": patch_side(config), "merge": merge})
+            of_tiles = images_of(vision) if vision.model_type == "llava_onevision" else {}
+            image = image.model_copy(update={"patch": patch_side(config), "merge": merge, **of_tiles})
     if audio_path is not None:
         config = read_config(audio_path)
         config = getattr(config, "audio_config", config)

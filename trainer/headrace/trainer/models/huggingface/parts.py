@@ -17,7 +17,7 @@ from headrace.errors import UserError
 from headrace.trainer.models.huggingface.packed_layer import PACKED
 from headrace.trainer.models.huggingface.safetensors_reader import Layout, has_weights, load
 
-WHOLE = ("qwen2_vl", "qwen2_5_vl", "llava", "internvl", "qwen2_audio")
+WHOLE = ("qwen2_vl", "qwen2_5_vl", "llava", "llava_onevision", "internvl", "qwen2_audio")
 """Supported values of `model_type` of whole models: encoder, projector and llm (`published`)."""
 
 

@@ -21,6 +21,7 @@ from headrace.trainer.models.audio_encoder import AudioEncoder
 from headrace.trainer.models.huggingface.intern_vision import intern_vision
 from headrace.trainer.models.huggingface.llava_vision import llava_layers, llava_vision
 from headrace.trainer.models.huggingface.llm import AdaptedDecoder, decoder_shape
+from headrace.trainer.models.huggingface.onevision import onevision, onevision_layers
 from headrace.trainer.models.huggingface.parts import WHOLE, Published, read_config, skeleton
 from headrace.trainer.models.huggingface.qwen_audio import qwen_audio
 from headrace.trainer.models.huggingface.qwen_vision import QwenMerger, QwenVision
@@ -41,6 +42,7 @@ _OLD: Layout = {
     "model.vision_tower.": "vision_tower.",
     "model.audio_tower.": "audio_tower.",
     "model.multi_modal_projector.": "multi_modal_projector.",
+    "model.image_newline": "image_newline",
 }
 _NAMED_AS_LLAVA: tuple[Layout, ...] = (
     _OLD,
@@ -72,6 +74,7 @@ _FAMILIES = {
     "qwen2_vl": _Family("Qwen2VLForConditionalGeneration", _NAMED_AS_QWEN, vision=_qwen),
     "qwen2_5_vl": _Family("Qwen2_5_VLForConditionalGeneration", _NAMED_AS_QWEN, vision=_qwen),
     "llava": _Family("LlavaForConditionalGeneration", _NAMED_AS_LLAVA, vision=llava_vision),
+    "llava_onevision": _Family("LlavaOnevisionForConditionalGeneration", _NAMED_AS_LLAVA, vision=onevision),
     "internvl": _Family("InternVLForConditionalGeneration", _NAMED_AS_LLAVA, vision=intern_vision),
     "qwen2_audio": _Family("Qwen2AudioForConditionalGeneration", _NAMED_AS_LLAVA, audio=qwen_audio),
 }
@@ -87,6 +90,8 @@ def published_model(
     """
     family = _family(path)
     config = read_config(path)
+    if image.fit == "anyres" and config.model_type != "llava_onevision":
+        raise UserError(f"the job's image.fit is anyres, and the model in {path} makes a token of each patch: set another fit")
     _check_placeholder(path, "image", getattr(config, "image_token_id", None), image_token_id)
     _check_placeholder(path, "audio", getattr(config, "audio_token_id", None), audio_token_id)
     make = getattr(transformers, family.architecture)._from_config
@@ -113,6 +118,8 @@ def published_shape(path: Path) -> ModelShape:
         vision = shape_of_tower(config.vision_config)
     if config.model_type == "llava":
         vision = replace(vision, layers=llava_layers(config))
+    if config.model_type == "llava_onevision":
+        vision = replace(vision, layers=onevision_layers(config))
     if family.audio is not None:
         audio = shape_of_encoder(config.audio_config)
     return ModelShape(vision=vision, audio=audio, llm=decoder_shape(path, is_whole=True))
