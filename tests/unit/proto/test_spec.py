@@ -84,6 +84,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"sources": [{"path": "a", "name": "x/y"}]}, "sources.0", "'/'"),
     ({"sources": [{"path": "a", "mapping": "nope"}]}, "sources.0.mapping", "no mapping 'nope'"),
     ({"sources": [{"paht": "a"}]}, "sources.0.path", "required"),
+    ({"image": {"fit": "anyres", "side": 384, "merge": 1}, "mrope": True}, "job spec", "set another image.fit"),
     ({"global_batch": 0}, "global_batch", "greater than or equal to 1"),
     ({"global_batch": "many"}, "global_batch", "integer"),
     ({"seed": -1}, "seed", "greater than or equal to 0"),

@@ -117,6 +117,20 @@ def test_text_tokens_are_what_is_left_without_the_media(tmp_path: Path, inspect:
     assert 0 < found["target_tokens"]["max"] < found["text_tokens"]["max"]
 
 
+def test_tokens_of_tiles_are_counted_without_their_padding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two rows of three tiles of 2 x 2 tokens, four rows with a newline each, and the whole image in 2 x 2 tokens."""
+    data, job = tmp_path / "one.tar", tmp_path / "job.yaml"
+    write_tar(data, {"a.json": talk("<image> So?"), "a.png": picture(280, 140)})
+    image = {"fit": "anyres", "side": 28, "merge": 1, "max_tiles_per_side": 3}
+    job.write_text(json.dumps({"name": "j", "sources": [{"path": str(data)}], "image": image}))
+    options = ["--out", str(tmp_path / "out"), "--format", "json"]
+    assert main(["inspect", "--spec", str(job), *options]) == 0
+    found = json.loads(capsys.readouterr().out)["histograms"]
+    assert found["image_tokens"]["max"] == 4 * (6 + 1) + 4
+    assert found["tokens"]["max"] - found["text_tokens"]["max"] == 32
+    assert main(["inspect", "--spec", str(job), "--preview", *options]) == 0
+
+
 def test_fewer_pixels_are_fewer_image_tokens_and_the_same_sizes(data: Path, inspect: Inspect) -> None:
     full, small = inspect(data), inspect(data, "--max-pixels", str(112 * 112))
     assert small["histograms"]["image_side_px"] == full["histograms"]["image_side_px"]

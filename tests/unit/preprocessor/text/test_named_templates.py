@@ -44,6 +44,8 @@ class Model:
 
     template: str = ""
     """The name of its template, where that is not the model's."""
+    is_own: bool = False
+    """Whether only the chat template beside the tokenizer gives this format, and no named one."""
     processor: Callable[[Any, str], Any]
     """Makes the processor of a tokenizer and a chat template."""
     chat_template: Callable[[], str]
@@ -229,6 +231,16 @@ MODELS = {
         parts_only=True,
         nested=True,
     ),
+    "llava-onevision, as in its folder": Model(
+        template="llava-onevision",
+        is_own=True,
+        processor=llava_onevision,
+        chat_template=published("llava_onevision_hf"),
+        job={"image": {"fit": "anyres", "side": 384, "patch": 14, "merge": 1}, "text": {"max_tokens": 65536}},
+        named={"image_token": "<image>"},
+        parts_only=True,
+        nested=True,
+    ),
     "qwen2-audio": Model(
         processor=qwen2_audio,
         chat_template=qwen2_audio_template,
@@ -257,7 +269,7 @@ class Compared:
         text = {**job.get("text", {}), "tokenizer": str(folder / "tokenizer.json")}
         self.ours = {
             template: SampleProcessor(parse_spec(job | {"text": {**text, "template": template}}))
-            for template in (name, "chat_template")
+            for template in ("chat_template", *([] if self.model.is_own else [name]))
         }
         options = {"bos_token": self.model.bos} if self.model.bos else {}
         fast = transformers.PreTrainedTokenizerFast(

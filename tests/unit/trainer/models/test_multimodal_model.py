@@ -10,7 +10,7 @@ from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.sample import LABEL_IGNORED
 from headrace.source_spec import SourceSpec
-from headrace.spec import AudioSpec, ImageSpec, JobSpec
+from headrace.spec import AudioSpec, ImageSpec, JobSpec, parse_spec
 from headrace.trainer.loading.collate import collate
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.loss import Targets, token_loss
@@ -193,6 +193,12 @@ def test_placeholders_that_do_not_fit_their_media_are_refused(change, message, m
     row = make_row(1, grids=[(1, 2, 2)]) | change
     with pytest.raises(HeadraceError, match=message):
         make_model()(collate([make_batch([row])]))
+
+
+def test_images_of_any_resolution_are_refused_by_a_model_with_a_token_for_each_patch():
+    image = {"fit": "anyres", "side": 384, "patch": 14, "merge": 1}
+    with pytest.raises(UserError, match=r"image\.fit is anyres, but this model makes a token of each patch"):
+        build_model("tiny", parse_spec({"name": "a", "sources": [{"path": "/a"}], "image": image}), 128, 1, 2, 0)
 
 
 def test_equal_seeds_build_equal_models_and_leave_the_global_generator_alone():

@@ -188,6 +188,17 @@ def test_a_part_of_a_model_is_exported_with_what_was_not_trained_as_it_was(tmp_p
         ("qwen2_vl", {"mrope": False}, r"takes positions in time, height and width: set mrope: true in the job"),
         ("qwen2_vl", {"image": {"patch": 14}}, r"patches of 4 pixels, but the job's image.patch is 14: set it to 4"),
         ("internvl", {"image": {"patch": 4, "merge": 1}}, r"joins 2 x 2 patches, but the job's image.merge is 1: set it to 2"),
+        (
+            "llava_onevision",
+            {"image": {"patch": 4, "merge": 1, "fit": "anyres", "side": 16, "max_tiles_per_side": 3}},
+            r"takes image.anyres_max 2, but the job's is 9: set it to 2",
+        ),
+        ("llava_onevision", {"image": {"patch": 4, "merge": 1}}, r"takes image.fit anyres, but the job's is area: set it to"),
+        (
+            "llava",
+            {"image": {"patch": 4, "merge": 1, "fit": "anyres", "side": 16}},
+            r"fit is anyres, and the model in .* makes a token of each patch: set another fit",
+        ),
         ("qwen2_audio", {"audio": {"mel_bins": 4, "max_seconds": 0.4}}, r"frames_per_token 8 and audio.last_token pad: set .* 4"),
     ],
 )
