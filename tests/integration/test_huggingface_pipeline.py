@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import yaml
 
 from headrace.cli.example import example_data
 from headrace.cli.main import main
+from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.template import load_template
 from headrace.processes import Process, ProcessGroup, torchrun_environments
 from headrace.text_spec import TextSpec
+from headrace.torchaudio_import import torchaudio  # noqa: F401  # which transformers imports too, and where it fails
 from tests.integration.test_pipeline_training import losses, wait
 from tests.wire import free_ports
 
@@ -101,6 +104,43 @@ def test_a_whole_published_model_is_trained_and_transformers_loads_it(calm, spec
     _, info = transformers.Qwen2VLForConditionalGeneration.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_llava_onevision_is_trained_with_the_tiles_of_its_images(calm, spec, tmp_path: Path) -> None:
+    """Cut into two stages of its tower, of which the last one takes the padding out, and its llm."""
+    transformers = pytest.importorskip("transformers")
+    folder, vocabulary = tmp_path / "model", load_template(TextSpec()).vocabulary
+    image = {"fit": "anyres", "side": 56, "patch": 14, "merge": 1, "max_tiles_per_side": 3, "anyres_max": 2}
+    pictures = {"sources": [{"path": str(example_data() / "pictures-00000.tar")}], "image": image}
+    job = calm.submit(spec("tiles", steps=2, topology=PLANNED | {"stages": {"vision": 2, "llm": 1}}, **pictures))
+    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 56}
+    text = {name: value for name, value in QWEN.items() if name not in ("model_type", "head_dim")}
+    config = transformers.LlavaOnevisionConfig(
+        vision_config=transformers.SiglipVisionConfig(**tower, patch_size=14, vision_use_head=False),
+        text_config=transformers.Qwen2Config(**text),
+        image_token_index=vocabulary.image_token,
+        image_grid_pinpoints=[[56 * rows, 56 * columns] for rows in (1, 2, 3) for columns in (1, 2, 3)],
+        vision_aspect_ratio="anyres_max_2",
+    )
+    transformers.LlavaOnevisionForConditionalGeneration(config).save_pretrained(folder)
+    shutil.copy(BUNDLED, folder / "tokenizer.json")
+    topology = {"units": {"vision": {"pp": 2}, "llm": {}}, "model": {"whole": str(folder)}, "optimizer": {"learning_rate": 1e-3}}
+    with ProcessGroup() as group:
+        options = ("--checkpoint", str(tmp_path / "saved"))
+        processes = start(group, calm, job, tmp_path, topology, *options, world=3)
+        assert wait(processes) == [0, 0, 0], processes[0].last_words()
+        assert len(losses(processes[0].log)) == 2
+    out = tmp_path / "out"
+
+    assert main(["export", str(tmp_path / "saved"), str(out), "--model", str(folder)]) == 0
+
+    model, info = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(out, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    before = transformers.LlavaOnevisionForConditionalGeneration.from_pretrained(folder)
+    assert not model.model.image_newline.equal(before.model.image_newline)
 
 
 @pytest.mark.slow

@@ -99,6 +99,12 @@ def test_empty_batch(processor: SampleProcessor) -> None:
     assert batch.schema == payload_schema(ImageSpec())
 
 
+def test_payload_without_such_images_has_the_columns_that_it_always_had() -> None:
+    """Trainers of release 0.1 refuse any other."""
+    columns = ["sample_id", "input_ids", "labels", "patches", "image_grids", "mel", "mel_frames", "flags"]
+    assert payload_schema(ImageSpec()).names == columns
+
+
 def test_images_of_any_resolution_come_with_their_sizes_and_are_cut_where_they_are_alone(
     shards: list[Path], write_tar: Callable[..., Path], source: SourceSpec
 ) -> None:

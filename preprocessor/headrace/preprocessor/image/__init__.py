@@ -169,11 +169,11 @@ def _cut_crops(
 def _cut_anyres(pixels: NDArray[np.uint8], box: resample.Box, fit: Fit, spec: ImageSpec, out: NDArray[np.uint8]) -> None:
     """Resize the `box` of an image's pixels, whole and into the middle of the tiles, into `out`: (1 + tiles, patches, values)."""
     width, height = fit.tile
-    if fit.square:
-        pixels, box = _centred(pixels, (max(pixels.shape[:2]),) * 2, _GREY), None
-    _to_patches(resample.resize(pixels, width, height, _scratch, box, spec.resample), spec, out[0])
     if fit.canvas is None:
+        squared = _centred(pixels, (max(pixels.shape[:2]),) * 2, _GREY)
+        _to_patches(resample.resize(squared, width, height, _scratch, None, spec.resample), spec, out[0])
         return
+    _to_patches(resample.resize(pixels, width, height, _scratch, box, spec.resample), spec, out[0])
     resized = _centred(resample.resize(pixels, *fit.sizes[0], _scratch, box, spec.resample), fit.canvas, 0)
     corners = [(row * height, column * width) for row in range(fit.rows) for column in range(fit.columns)]
     for (top, left), tile in zip(corners, out[1:], strict=True):

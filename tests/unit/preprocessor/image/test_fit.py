@@ -190,15 +190,17 @@ def _corner(part: Pixels, whole: Pixels) -> tuple[int, int]:
     return offset % whole.shape[2], offset // whole.shape[2]
 
 
-def test_crops_of_a_reduced_jpeg_are_of_the_same_places() -> None:
+@pytest.mark.parametrize(("published", "tiles"), [(GEMMA_CROPS, 4), (ONEVISION, 1 + 2 * 3), (BESIDE_OTHERS, 1)])
+def test_tiles_of_a_reduced_jpeg_are_of_the_same_places(published: ImageSpec, tiles: int) -> None:
+    """A square is made of all pixels, and then resized: it is not reduced."""
     width, height = 4001, 1501
     file = io.BytesIO()
     Image.fromarray(np.asarray(photo(64, 24).resize((width, height), Image.Resampling.BICUBIC))).save(file, "JPEG", quality=95)
-    spec = GEMMA_CROPS.model_copy(update={"side": 224})
+    spec = published.model_copy(update={"side": 224, "merge": 1, "max_tiles_per_side": min(3, published.max_tiles_per_side)})
     full, grid = image.decode(file.getvalue(), spec)
     reduced, _ = image.decode(file.getvalue(), spec.model_copy(update={"reduced_scale": True}))
-    assert grid.tiles == 4
-    assert not np.array_equal(full, reduced)
+    assert grid.tiles == tiles
+    assert np.array_equal(full, reduced) == (published is BESIDE_OTHERS)
     assert np.abs(full.astype(int) - reduced).max() < 12
 
 

@@ -74,8 +74,9 @@ class AnyresProjector(MlpProjector):
         self._image = image
         self.adopt(whole.model, whole.path, whole)
 
-    def forward(self, features: Tensor, tokens: AnyresTokens) -> Tensor:
-        """Project the features of all images, and put the tokens together."""
+    def forward(self, features: Tensor, groups: Any) -> Tensor:
+        """Project the features of all images, and put the tokens together as `groups`, which are AnyresTokens, say."""
+        tokens: AnyresTokens = groups
         projected: Tensor = self.mlp(features)
         made = [projected, self.newline.to(projected.dtype)[None]]
         for tiles in tokens.scaled:
