@@ -96,7 +96,7 @@ def huggingface(meter: Meter, options: argparse.Namespace) -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Metered(TrainerCallback):
-        def on_step_end(self, _args: Any, _state: Any, control: Any, **_: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             control.should_training_stop = not meter.add(GLOBAL_BATCH)
 
     with tempfile.TemporaryDirectory() as folder:
