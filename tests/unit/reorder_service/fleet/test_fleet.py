@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.observability import metrics
 from headrace.reorder_service.fleet.member import MOST_REMEMBERED, REMEMBERED_SHARDS, Work
-import pytest
-
 from tests.unit.reorder_service.fleet.fleet_world import Bench, finish
 
 
