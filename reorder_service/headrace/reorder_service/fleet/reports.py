@@ -53,7 +53,7 @@ def check_hello(hello: fleet_pb2.Hello) -> None:
     if not 1 <= hello.slots <= MOST_SLOTS:
         raise UserError(f"preprocessor {hello.preprocessor!r} must have 1 to {MOST_SLOTS} slots, got {hello.slots}")
     if not 0 <= hello.other_slots <= MOST_SLOTS:
-        raise UserError(f"preprocessor {hello.preprocessor!r} may have {MOST_SLOTS} slots for other work, got {hello.other_slots}")
+        raise UserError(f"preprocessor {hello.preprocessor!r} may have 0 to {MOST_SLOTS} other_slots, got {hello.other_slots}")
 
 
 def check_report(fleet: Fleet, member: Member, kind: str, report: Any) -> None:
