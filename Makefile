@@ -67,6 +67,9 @@ bench-transport: setup  ## measure payload from process to process, beside a raw
 bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, formats, memory (about 20 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
+bench-loader: setup  ## measure our loader in other libraries' training loops, in groups of processes and after a restart (ten minutes)
+	@$(BIN)/python -m benchmarks.loader
+
 bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (16 minutes)
 	@$(BIN)/python -m benchmarks.recovery
 
@@ -120,4 +123,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -4,6 +4,7 @@
     run.py           runs a loader in its environment: `python -m benchmarks.peers.run NAME ...`
     torch_webdataset.py  spdl_threads.py  energon.py  lit.py  mosaicml.py  ray_data.py      `batches(folder)` of each loader
     torchft_ddp.py   the trainer, a command of its own
+    rank_tokens.py   the tokens that samplers and packers of other libraries give to ranks, a command of its own
 
 All loaders decode with the same function, in two workers, in batches of the same size. A peer's module imports what is in its
 own environment, so only what runs there may import it.
@@ -62,4 +63,10 @@ PEERS = (
     Peer(title="Ray Data", module="ray_data", requirements=("ray[data]==2.60.*",)),
 )
 """The loaders."""
+LOOPS = Peer(
+    title="the training loops of other libraries",
+    module="library_loops",
+    requirements=("transformers==5.*", "accelerate==1.*", "lightning==2.*", "webdataset==1.0.*", "grain==0.2.*"),
+)
+"""Transformers' Trainer, Accelerate and Lightning, with the loader that they are fed by and the packer that torchtitan uses."""
 TORCHFT = Peer(title="torchft", module="torchft_ddp", requirements=("torchft==0.2.*",))

@@ -5,6 +5,7 @@ So torch is installed once, a peer takes seconds, and no peer's requirements tou
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -40,6 +41,11 @@ def python_of(peer: Peer) -> Path:
         _install(python, peer.requirements, peer.with_dependencies)
         done.write_text(made_of, encoding="utf-8")
     return python
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables of a peer: what it starts by itself finds the benchmarks too."""
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def _share_ours(folder: Path, stubs: Mapping[str, str]) -> None:

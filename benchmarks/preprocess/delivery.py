@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.peers import DATALOADER, PEERS, Peer
-from benchmarks.peers.environment import NotInstalledError, python_of
+from benchmarks.peers.environment import NotInstalledError, python_of, variables
 from benchmarks.preprocess.meter import Reading
 from benchmarks.preprocess.services import LONGEST_S, measure, next_line, services, trainer_command
 from benchmarks.preprocess.workload import BATCH_SAMPLES, job_spec
@@ -176,14 +175,9 @@ def _prepared(peer: Peer, photos: Path, seconds: float) -> Contender:
         progress(f"peers: converting for {peer.title}")
         folder = photos.with_name(peer.module)
         convert = [*command, str(photos), "--convert", str(folder)]
-        subprocess.run(convert, check=True, capture_output=True, timeout=LONGEST_S, env=_environment())
+        subprocess.run(convert, check=True, capture_output=True, timeout=LONGEST_S, env=variables())
     options = [str(folder), "--skip", str(SKIP_SAMPLES), "--seconds", str(seconds)]
-    return partial(measure, [*command, *options], environment=_environment())
-
-
-def _environment() -> dict[str, str]:
-    """Of a peer: what it starts by itself finds this benchmark too."""
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return partial(measure, [*command, *options], environment=variables())
 
 
 def _rate(reading: Reading) -> float:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from headrace import trainer
 from headrace.errors import HeadraceError
-from headrace.trainer.loading import group_channel
+from headrace.trainer.loading import group_channel, group_memory
 from headrace.trainer.loading.collate import PAYLOAD
 
 SHOWN = (*PAYLOAD, "sample_ids", "cu_seqlens", "image_grids", "mel_frames", "pack_offsets", "rows")
@@ -45,6 +45,7 @@ def take_part(scenario: dict[str, Any], rank: int) -> dict[str, Any]:
     got: dict[str, Any] = {"steps": [], "error": "", "state": None}
     parallel = trainer.Parallel(group=dist.group.WORLD, **scenario["parallel"][rank])
     group_channel.BEAT_S = scenario.get("beat_s", 5.0)
+    group_memory.FOLDER, group_memory.SHARE = Path(scenario.get("folder", "/dev/shm")), scenario.get("share", 4)
     options = scenario.get("options", {})
     try:
         loader = trainer.connect(scenario["endpoint"], job="job", parallel=parallel, transports=["flight"], **options)
@@ -60,11 +61,15 @@ def take_part(scenario: dict[str, Any], rank: int) -> dict[str, Any]:
                 entry: dict[str, Any] = {"index": step.index, "num_targets": step.num_targets, "count": step.num_microbatches}
                 entry["microbatches"] = []
                 got["steps"].append(entry)
+                kept = []  # but for the sender, whose memory is reused as soon as nobody reads it
                 for microbatch in step:
                     entry["microbatches"].append(shown(microbatch))
+                    kept += [microbatch] if rank else []
                     if len(entry["microbatches"]) == scenario.get("leaves_behind"):
                         break
                 entry["received_bytes"] = received_bytes
+                entry["unchanged"] = not rank or list(map(shown, kept)) == entry["microbatches"]
+                del kept
                 entry["rejected"] = [item.sample_id for item in step.rejected]
                 loader.commit(step, loss=7.0 if rank == 1 else float("nan"))
                 got["state"] = loader.state_dict()

@@ -33,6 +33,13 @@ def two_steps(world: World) -> None:
     world.end()
 
 
+def many_microbatches(world: World) -> None:
+    tickets = [f"0/{number}" for number in range(1, 9)]
+    world.hold(*tickets)
+    world.tell(world.plan(0, *([ticket] for ticket in tickets)), *map(world.place, tickets))
+    world.end()
+
+
 def damaged(world: World) -> None:
     """One of two samples."""
     rejected = Rejected(name="s/0/9", reason=Reason.CORRUPT_MEDIA, detail="cut", sample_id=9, row=0)
@@ -56,7 +63,11 @@ def three_steps(world: World) -> None:
 
 SCENARIOS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "alike": (two_steps, {"parallel": ALIKE}),
+    "long": (many_microbatches, {"parallel": ALIKE}),
+    "broadcast": (two_steps, {"parallel": ALIKE, "folder": "/proc"}),
+    "no room": (two_steps, {"parallel": ALIKE, "share": 1 << 60}),
     "sliced": (two_steps, {"parallel": CP_PP}),
+    "sliced and broadcast": (two_steps, {"parallel": CP_PP, "folder": "/proc"}),
     "equal": (two_steps, {"parallel": ALIKE, "options": {"equal_microbatches": True}}),
     "damaged": (damaged, {"parallel": ALIKE}),
     "fails": (fails, {"parallel": ALIKE}),
@@ -115,11 +126,30 @@ def test_all_processes_get_the_same_and_one_commits(results: dict[str, Results],
     assert worlds["alike"].opens == 1, "one process is connected"
 
 
-def test_each_byte_is_moved_once(results: dict[str, Results]) -> None:
-    """But for headers and layouts, which are small."""
+def test_on_one_host_no_payload_is_sent(results: dict[str, Results]) -> None:
+    """Headers and layouts are, which are small: the processes read the same memory, of which no name is left."""
     for step in results["alike"][1]["steps"]:
+        assert step["received_bytes"] <= 1024 * step["count"]
+    assert not list(Path("/dev/shm").glob("headrace-group-*"))
+
+
+def test_what_is_read_in_place_stays_until_the_step_is_committed(results: dict[str, Results]) -> None:
+    got = results["long"]
+    assert [one["error"] for one in got] == [""] * NUM_PROCESSES
+    assert [len(microbatches(one)) for one in got] == [8] * NUM_PROCESSES
+    assert all(step["unchanged"] for one in got for step in one["steps"])
+
+
+@pytest.mark.parametrize("scenario", ["broadcast", "no room"])
+def test_without_memory_in_common_each_byte_is_moved_once(results: dict[str, Results], scenario: str) -> None:
+    for step in results[scenario][1]["steps"]:
         payload = sum(microbatch["payload_bytes"] for microbatch in step["microbatches"])
         assert payload <= step["received_bytes"] <= payload + 1024 * step["count"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("alike", "broadcast"), ("alike", "no room"), ("sliced", "sliced and broadcast")])
+def test_it_is_the_same_by_whichever_way_it_comes(results: dict[str, Results], one: str, other: str) -> None:
+    assert list(map(microbatches, results[one])) == list(map(microbatches, results[other]))
 
 
 def test_what_is_sent_is_what_came(results: dict[str, Results]) -> None:

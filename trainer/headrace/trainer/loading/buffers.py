@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,6 +14,11 @@ from torch import Tensor
 
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions and Arrow want
 _GRAIN_BYTES = 2 << 20  # one huge page; blocks are multiples of it, so that requests of similar sizes share them
+
+
+def aligned(num_bytes: int) -> int:
+    """Return the next multiple of ALIGNMENT."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
 class PinnedMemory:
@@ -50,9 +56,17 @@ class BufferPool:
     a time: between steps nothing is in use, and to lock pages anew for each would take longer than the copies.
     """
 
-    def __init__(self, max_idle_bytes: int, *, pinned: PinnedMemory | None = None) -> None:
-        """`pinned`: where page-locked memory is taken from, for asynchronous copies to a GPU; None: memory that is not locked."""
+    def __init__(
+        self,
+        max_idle_bytes: int,
+        *,
+        pinned: PinnedMemory | None = None,
+        allocate: Callable[[int], NDArray[np.uint8] | None] | None = None,
+    ) -> None:
+        """`pinned`: where page-locked memory is taken from, for asynchronous copies to a GPU; None: memory that is not locked.
+        `allocate`: where blocks of other memory are taken from, as long as it has any; None: this process's own."""
         self.pinned = pinned
+        self._allocate = allocate
         self._most_pinned = 0  # bytes in use at a time
         self._max_idle_bytes = max_idle_bytes
         self._lock = threading.Lock()  # guards _idle
@@ -67,11 +81,20 @@ class BufferPool:
         with self._lock:
             block = self._find(size)
         if block is None:
-            block = np.empty(-(-size // _GRAIN_BYTES) * _GRAIN_BYTES, np.uint8)  # numpy asks for huge pages by itself
+            block = self._new_block(-(-size // _GRAIN_BYTES) * _GRAIN_BYTES)
         start = -block.ctypes.data % ALIGNMENT
         buffer = block[start : start + num_bytes]  # a new object per use: torch keeps it alive as long as any tensor uses it
         weakref.finalize(buffer, self._returned.append, block).atexit = False
         return torch.from_numpy(buffer)
+
+    @property
+    def copies_everything(self) -> bool:
+        """Whether whatever is read from the pool's tensors has to be in them, since only its memory can be read like that."""
+        return self.pinned is not None or self._allocate is not None
+
+    def _new_block(self, size: int) -> NDArray[np.uint8]:
+        block = self._allocate(size) if self._allocate is not None else None
+        return np.empty(size, np.uint8) if block is None else block  # numpy asks for huge pages by itself
 
     @property
     def idle_bytes(self) -> int:

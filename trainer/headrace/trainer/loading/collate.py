@@ -144,8 +144,8 @@ def collate(
     patch_values, mel_bins: widths of the empty (0, width) `patches` and `mel` where no sample has any. vocab_size: upper bound,
     exclusive, of the token ids; None: not checked. buffers: the pool that patches and mel are copied into; None: new memory.
 
-    The `patches` and `mel` of a single batch are views of it, unless `buffers` are pinned. All others are copied once, after
-    which the batches are not read any more (`headrace.trainer.loading.columns.is_view`).
+    The `patches` and `mel` of a single batch are views of it, unless `buffers` are pinned or shared. All others are copied once,
+    after which the batches are not read any more (`headrace.trainer.loading.columns.is_view`).
 
     Raises HeadraceError where a batch has another schema or its columns do not fit each other, UserError where a token lies
     outside of the vocabulary.

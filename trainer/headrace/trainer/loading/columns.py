@@ -14,7 +14,7 @@ from torch.utils.dlpack import from_dlpack
 
 from headrace.errors import HeadraceError
 from headrace.sample import SCHEMA
-from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool
+from headrace.trainer.loading.buffers import BufferPool, aligned
 
 MEDIA = {"patches": torch.uint8, "mel": torch.float16}
 """The media columns, which may be large, and the dtypes of their values."""
@@ -23,8 +23,9 @@ _EMPTY = torch.empty(0, dtype=torch.uint8)
 
 
 def is_view(batches: Sequence[pa.RecordBatch], buffers: BufferPool) -> bool:
-    """Return whether media tensors are views of these batches and not copies: of a single one, unless `buffers` are pinned."""
-    return len(batches) == 1 and buffers.pinned is None
+    """Return whether media tensors are views of these batches and not copies: of a single one, unless `buffers` are pinned, or
+    shared with other processes."""
+    return len(batches) == 1 and not buffers.copies_everything
 
 
 class Columns:
@@ -59,12 +60,12 @@ class Columns:
             return {name: self._view(name) for name in MEDIA}
         arrays = {name: self._arrays(name) for name in MEDIA}
         sizes = {name: sum(array.nbytes for array in arrays[name]) for name in MEDIA}
-        buffer = self._buffers.take(sum(map(_aligned, sizes.values()))) if any(sizes.values()) else _EMPTY
+        buffer = self._buffers.take(sum(map(aligned, sizes.values()))) if any(sizes.values()) else _EMPTY
         media, start = {}, 0
         for name, dtype in MEDIA.items():
             media[name] = buffer[start : start + sizes[name]].view(dtype)
             _join(arrays[name], media[name].numpy())
-            start += _aligned(sizes[name])
+            start += aligned(sizes[name])
         return media
 
     def _view(self, name: str) -> Tensor:
@@ -92,7 +93,3 @@ def _join(sources: Sequence[np.ndarray], target: np.ndarray) -> None:
     for source in sources:
         target[start : start + len(source)] = source
         start += len(source)
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

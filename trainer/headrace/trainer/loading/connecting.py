@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.errors import UserError
 from headrace.sample import UNIT_COLUMNS
+from headrace.trainer.loading.buffers import BufferPool
 from headrace.trainer.loading.group_loader import GroupLoader
 from headrace.trainer.loading.hedging import HEDGE_S
 from headrace.trainer.loading.loader import SessionLoader
@@ -113,14 +114,14 @@ def connect(
     )
     if parallel is None or (parallel.group is None and parallel.pad_to == 1):
         return one_rank(job)
-    return GroupLoader(job, parallel, lambda: one_rank(job))
+    return GroupLoader(job, parallel, lambda buffers: one_rank(job, buffers))
 
 
-def _of_any_job(endpoint: str, **options: Any) -> Callable[[str], SessionLoader]:
-    """Return a function that makes the loader of a job with these options."""
+def _of_any_job(endpoint: str, **options: Any) -> Callable[..., SessionLoader]:
+    """Return a function that makes the loader of a job with these options, and with a pool to pack into if one is given."""
 
-    def of_job(job: str) -> SessionLoader:
-        return SessionLoader(endpoint, job=job, of_job=of_job, **options)
+    def of_job(job: str, buffers: BufferPool | None = None) -> SessionLoader:
+        return SessionLoader(endpoint, job=job, of_job=of_job, buffers=buffers, **options)
 
     return of_job
 

@@ -1,10 +1,16 @@
-"""Sends what one process has to the other processes of a group: protobuf, and microbatches as tensors."""
+"""Sends what one process has to the other processes of a group: protobuf, and microbatches as tensors.
+
+On one host, the payload of microbatches is in memory that all processes of the group read, and only where it lies is sent. Else
+it is broadcast: from GPU to GPU by NCCL, if the group has it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -13,8 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace import errors
+from headrace.trainer.loading.buffers import BufferPool, aligned
 from headrace.trainer.loading.collate import PAYLOAD, PackedMicrobatch, collate
 from headrace.trainer.loading.device_copy import to_device
+from headrace.trainer.loading.group_memory import GroupMemory, GroupMemoryView
 
 _T = TypeVar("_T")
 
@@ -28,6 +36,8 @@ _EMPTY = collate([])
 _DTYPES = {f.name: value.dtype for f in fields(_EMPTY) if isinstance(value := getattr(_EMPTY, f.name), Tensor)}
 _LAYOUT = tuple(name for name in _DTYPES if name not in PAYLOAD)
 _SAYS, _WAITS, _FAILS = range(3)
+_MOST_IDLE_BYTES = 256 << 20  # of blocks of the memory that the processes share
+_NOWHERE = -1  # in place of an offset in that memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +47,15 @@ class Message:
     text: bytes = b""
     numbers: Sequence[int] = ()
     data: PackedMicrobatch | None = None
+    step: int = 0
+    """Of `data`."""
 
 
 class GroupChannel:
     """Messages from one process of a group to all others. Every process of the group makes the same calls in the same order.
 
-    Numbers and layouts are sent between hosts' memory where the group can do that; payload goes from GPU to GPU by NCCL, if the
-    group has it. Otherwise all is in the host's memory.
+    Numbers and layouts are sent between hosts' memory where the group can do that. Payload that is sent as the host's memory has
+    it may be read until `forget` is called for its step.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -58,6 +70,10 @@ class GroupChannel:
         self._takes_media = True
         self.rank = dist.get_rank(group) if group is not None else 0
         self.sender = 0
+        self.buffers: BufferPool | None = None
+        """In the sender, where all processes share memory: the pool whose tensors the others can read in place."""
+        self._memory: GroupMemory | GroupMemoryView | None = None
+        self._sent: dict[int, list[PackedMicrobatch]] = {}  # by step: what the others may be reading
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group")
 
     @property
@@ -85,6 +101,35 @@ class GroupChannel:
             members = [dist.get_global_rank(self._group, rank) for rank in ranks]
             self._media_group = dist.new_group(members, use_local_synchronization=True, group_desc="headrace media")
 
+    def share_memory(self) -> None:
+        """Have payload lie in memory that all processes read, where it is sent from host to host and they are all on one.
+
+        Comes behind the choice of the sender. The first call counts.
+        """
+        if self._group is None or self.device.type != "cpu" or self._memory is not None:
+            return
+        memory: GroupMemory | None = None
+
+        def offer() -> Message:
+            nonlocal memory
+            with contextlib.suppress(OSError):
+                memory = GroupMemory()
+            return Message(text=str(memory.path).encode() if memory is not None else b"")
+
+        path, seen = self.share(offer).text.decode(), None
+        if path and not self.is_sender:
+            with contextlib.suppress(OSError, ValueError):
+                seen = GroupMemoryView(Path(path))
+        all_see = all(one[0] for one in self.gather([(memory or seen) is not None]))
+        if memory is not None:
+            memory.remove_name()
+            self.buffers = BufferPool(_MOST_IDLE_BYTES, allocate=memory.allocate) if all_see else None
+        self._memory = (memory or seen) if all_see else None
+
+    def forget(self, step: int) -> None:
+        """Reuse the memory of a step's payload, which no process reads any more."""
+        self._sent.pop(step, None)
+
     def share(self, produce: Callable[[], Message]) -> Message:
         """Return what `produce` returns in the sender, in every process. Raises in every process what it raises there."""
         if self._group is None:
@@ -100,8 +145,17 @@ class GroupChannel:
         except Exception as err:
             self._say(_FAILS, Message(text=f"{type(err).__name__}\n{err}".encode()))
             raise
-        self._say(_SAYS, message)
-        return message if message.data is None else replace(message, data=self._send_payload(message.data))
+        if message.data is None:
+            self._say(_SAYS, message)
+            return message
+        data = self._in_memory(message.data)
+        places = self._places(data)
+        self._say(_SAYS, replace(message, data=data), places)
+        if _NOWHERE in places:
+            data = self._send_payload(data)
+        else:
+            self._sent.setdefault(message.step, []).append(data)
+        return replace(message, data=data)
 
     def _with_beats(self, produce: Callable[[], _T]) -> _T:
         """Return what `produce` returns, and tell the others now and then that it takes longer."""
@@ -114,7 +168,33 @@ class GroupChannel:
                     raise
                 self._say(_WAITS, Message())
 
-    def _say(self, kind: int, message: Message) -> None:
+    def _in_memory(self, data: PackedMicrobatch) -> PackedMicrobatch:
+        """Return a microbatch with its payload in the memory that all processes read, if there is any, and room in it."""
+        if self.buffers is None:
+            return data
+        assert isinstance(self._memory, GroupMemory)
+        payload = {name: getattr(data, name) for name in PAYLOAD}
+        outside = {name: tensor for name, tensor in payload.items() if tensor.numel() and self._memory.place(tensor) is None}
+        if not outside:
+            return data
+        copies = self.buffers.take(sum(aligned(tensor.nbytes) for tensor in outside.values()))
+        start = 0
+        for name, tensor in outside.items():
+            copy = copies[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            copy.numpy()[...] = tensor.numpy()
+            payload[name] = copy
+            start += aligned(tensor.nbytes)
+        return replace(data, **payload)
+
+    def _places(self, data: PackedMicrobatch) -> list[int]:
+        """Return where in that memory each tensor of the payload lies; _NOWHERE where it does not."""
+        if not isinstance(self._memory, GroupMemory):
+            return [_NOWHERE] * len(PAYLOAD)
+        tensors = (getattr(data, name) for name in PAYLOAD)
+        places = [self._memory.place(tensor) if tensor.numel() else 0 for tensor in tensors]
+        return [_NOWHERE if place is None else place for place in places]
+
+    def _say(self, kind: int, message: Message, places: Sequence[int] = (_NOWHERE,) * len(PAYLOAD)) -> None:
         """Send all of a message but its payload: a header of fixed size, then a body of the length that the header says."""
         data = message.data
         layout = [getattr(data, name).flatten().long() for name in _LAYOUT] if data is not None else []
@@ -122,7 +202,7 @@ class GroupChannel:
         body = torch.cat((torch.tensor(message.numbers, dtype=torch.int64), torch.from_numpy(padded), *layout))
         sizes = [n for name in _DTYPES for n in _size(getattr(data, name))] if data is not None else [0] * (2 * len(_DTYPES))
         lengths = [len(message.numbers), len(message.text), len(body), data.num_targets if data is not None else -1]
-        self._broadcast(torch.tensor([kind, *lengths, *sizes]).to(self._numbers_device), self._group)
+        self._broadcast(torch.tensor([kind, *lengths, *places, *sizes]).to(self._numbers_device), self._group)
         if len(body):
             self._broadcast(body.to(self._numbers_device), self._group)
 
@@ -137,9 +217,10 @@ class GroupChannel:
     def _receive(self) -> Message:
         """Return the sender's next message. Raises the error that it says it has."""
         while True:
-            header = torch.empty(5 + 2 * len(_DTYPES), dtype=torch.int64, device=self._numbers_device)
+            header = torch.empty(5 + len(PAYLOAD) + 2 * len(_DTYPES), dtype=torch.int64, device=self._numbers_device)
             self._broadcast(header, self._group)
-            kind, num_numbers, num_bytes, num_words, num_targets, *flat_sizes = header.tolist()
+            kind, num_numbers, num_bytes, num_words, num_targets, *rest = header.tolist()
+            places, flat_sizes = rest[: len(PAYLOAD)], rest[len(PAYLOAD) :]
             if kind == _WAITS:
                 continue
             body = torch.empty(num_words, dtype=torch.int64, device=self._numbers_device)
@@ -154,8 +235,20 @@ class GroupChannel:
             data = None
             if num_targets >= 0:
                 layout = _split(body[layout_at:], {name: sizes[name] for name in _LAYOUT})
-                data = PackedMicrobatch(**layout, **self._receive_payload(sizes), num_targets=num_targets)
+                payload = self._receive_payload(sizes) if _NOWHERE in places else self._read_payload(sizes, places)
+                data = PackedMicrobatch(**layout, **payload, num_targets=num_targets)
             return Message(text=text, numbers=body[:num_numbers].tolist(), data=data)
+
+    def _read_payload(self, sizes: Mapping[str, tuple[int, int]], places: Sequence[int]) -> dict[str, Tensor]:
+        """Return the payload that lies in the memory of the group."""
+        memory = self._memory
+        assert isinstance(memory, GroupMemoryView)
+        payload = {}
+        for name, place in zip(PAYLOAD, places, strict=True):
+            rows, width = sizes[name]
+            size = (rows,) if width < 0 else (rows if self._takes_media or name not in _MEDIA else 0, width)
+            payload[name] = memory.tensor(place, size, _DTYPES[name])
+        return payload
 
     def _receive_payload(self, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
         of_tokens = {name: sizes[name] for name in _TOKENS}

@@ -17,6 +17,7 @@ import torch
 from headrace.errors import ConflictError, UserError
 from headrace.message_codec import rejection_message, rejection_value
 from headrace.spec import JobSpec
+from headrace.trainer.loading.buffers import BufferPool
 from headrace.trainer.loading.group_channel import GroupChannel, Message
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.packs import padding_token
@@ -34,10 +35,14 @@ class GroupLoader(StepLoader):
     """The loader of one process of a group, all of which get the microbatches of one data-parallel rank."""
 
     def __init__(
-        self, job: str, parallel: Parallel, connect: Callable[[], StepLoader], channel: GroupChannel | None = None
+        self,
+        job: str,
+        parallel: Parallel,
+        connect: Callable[[BufferPool | None], StepLoader],
+        channel: GroupChannel | None = None,
     ) -> None:
-        """`connect`: makes the loader with the session, in the process that has it. `channel`: that of another loader of the
-        group, which is not used meanwhile; None: one of its own."""
+        """`connect`: makes the loader with the session, in the process that has it, which packs microbatches into the pool's
+        buffers, if there is one. `channel`: that of another loader of the group, which is not used meanwhile; None: its own."""
         super().__init__(job)
         self._job, self._parallel, self._connect = job, parallel, connect
         self._channel = channel or GroupChannel(parallel.group)
@@ -54,7 +59,7 @@ class GroupLoader(StepLoader):
         common = self._meet(states)
 
         def begin() -> Message:
-            source = self._source = self._source or self._connect()
+            source = self._source = self._source or self._connect(self._channel.buffers)
             if len(common) == 1:
                 source.load_state_dict(common[0].to_dict())
             elif common:
@@ -96,6 +101,7 @@ class GroupLoader(StepLoader):
         self._channel.sender = first_stage[0]
         if parallel.pp[1] > 1:
             self._channel.send_media_to(first_stage)
+        self._channel.share_memory()
         had = [{int(step) for step in one[8 : 8 + int(one[7])]} for one in of_all]
         if any(had) and not (common := set.intersection(*had)):
             resumed = [" or ".join(map(str, sorted(one))) or "none" for one in had]
@@ -127,7 +133,7 @@ class GroupLoader(StepLoader):
         return bool(self._channel.share(ask).numbers[0])
 
     def _loader_of(self, spec: JobSpec) -> Self:
-        def connect() -> StepLoader:
+        def connect(_: BufferPool | None) -> StepLoader:
             assert self._source is not None
             return self._source.evaluation(spec)
 
@@ -175,7 +181,7 @@ class GroupLoader(StepLoader):
             microbatch = next(iterator)
             rejected = map(rejection_message, source.rejected[num_rejected:])
             num_rejected = len(source.rejected)
-            return self._message(microbatch, sessions_pb2.CommitRequest(rejections=rejected))
+            return self._message(step.index, microbatch, sessions_pb2.CommitRequest(rejections=rejected))
 
         for number in range(1, step.num_microbatches + 1):
             began_s = time.perf_counter()
@@ -187,7 +193,7 @@ class GroupLoader(StepLoader):
             step.consumed = number == step.num_microbatches
             yield microbatch
 
-    def _message(self, microbatch: Microbatch, found: sessions_pb2.CommitRequest) -> Message:
+    def _message(self, step: int, microbatch: Microbatch, found: sessions_pb2.CommitRequest) -> Message:
         """Return what the others need of a microbatch: it is padded for its slices, whose targets are counted on the host."""
         parallel, data = self._parallel, microbatch.data
         size = parallel.cp[1]
@@ -195,7 +201,7 @@ class GroupLoader(StepLoader):
         targets = targets_of_slices(data, rows_of_slices(data, size, parallel.order)) if size > 1 else [data.num_targets]
         sources = microbatch._sources.tolist() if microbatch._sources is not None else []
         numbers = [microbatch.replica, microbatch.index, microbatch.is_filler, microbatch._sources is not None]
-        return Message(text=found.SerializeToString(), numbers=[*numbers, *targets, *sources], data=data)
+        return Message(text=found.SerializeToString(), numbers=[*numbers, *targets, *sources], data=data, step=step)
 
     def _own(self, message: Message) -> Microbatch:
         """Return the microbatch of a message as this process gets it: its slice of it."""
@@ -217,6 +223,7 @@ class GroupLoader(StepLoader):
         if not step.consumed:
             raise ConflictError(f"step {step.index} cannot be committed before all of its microbatches were consumed")
         losses = [one[0] for one in self._channel.gather([loss])]  # all have applied the step when they meet here
+        self._channel.forget(step.index)
         source, known = self._source, [one for one in losses if not math.isnan(one)]
 
         def settle() -> Message:

@@ -64,9 +64,11 @@ class SessionLoader(StepLoader):
         equal_microbatches: bool = False,
         token: str | None = None,
         of_job: Callable[[str], SessionLoader] | None = None,
+        buffers: BufferPool | None = None,
     ) -> None:
         """`columns`: those to fetch; None: all. `of_job`: returns a loader with the same options of another job; None: it has no
-        evaluations. Others that `headrace.trainer.connect` lacks: see SessionClient."""
+        evaluations. `buffers`: what media are packed into; None: pinned memory where there is a GPU, else this loader's own.
+        Others that `headrace.trainer.connect` lacks: see SessionClient."""
         super().__init__(job)
         self._of_job, self._token = of_job, token
         self._rank, self._num_ranks, self._equal_microbatches = rank, num_ranks, equal_microbatches
@@ -87,7 +89,7 @@ class SessionLoader(StepLoader):
             on_delivered=self._on_part_arrived,
         )
         self._packing = PackAhead(self._pack, lambda message: self._parts.have_arrived(message.tickets))
-        self._buffers = BufferPool(prefetch_bytes, pinned=PinnedMemory() if torch.cuda.is_available() else None)
+        self._buffers = buffers or BufferPool(prefetch_bytes, pinned=PinnedMemory() if torch.cuda.is_available() else None)
         self._data_wait_s = 0.0
         self._plans: dict[int, sessions_pb2.RankPlan] = {}
         self._changed = threading.Condition()
