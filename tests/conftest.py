@@ -1,5 +1,5 @@
-"""For every test: gRPC's own log stays out of the output, children are started by exec only, Ctrl-C is heard, and hypothesis
-draws the same examples every time, for as long as they take."""
+"""For every test: gRPC's own log stays out of the output, children are started by exec only, Ctrl-C is heard, hypothesis draws
+the same examples every time, for as long as they take, and transformers finds a torchaudio that loads."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import signal
 
 from hypothesis import settings
+
+import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

@@ -16,7 +16,6 @@ from headrace.preprocessor.text import BUNDLED
 from headrace.preprocessor.text.template import load_template
 from headrace.processes import Process, ProcessGroup, torchrun_environments
 from headrace.text_spec import TextSpec
-from headrace.torchaudio_import import torchaudio  # noqa: F401  # which transformers imports too, and where it fails
 from tests.integration.test_pipeline_training import losses, wait
 from tests.wire import free_ports
 
