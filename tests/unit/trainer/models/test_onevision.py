@@ -33,8 +33,8 @@ SIDE, MOST, SCALED = 56, 3, 2
 """Of a tile of 4 x 4 patches; tiles along each side; tiles whose tokens are not scaled down."""
 SAMPLES: tuple[tuple[tuple[int, int], ...], ...] = (
     ((170, 160),),  # 3 x 3 tiles, scaled down
-    ((150, 40),),  # 1 x 3, padded
-    ((57, 230),),
+    ((200, 44),),  # 1 x 3, padded above and below
+    ((57, 230),),  # 3 x 1, padded on both sides
     ((30, 30),),  # one tile
     (),
     ((120, 50), (50, 50), (33, 80)),  # none is cut
