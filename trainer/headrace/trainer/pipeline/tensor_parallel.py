@@ -23,7 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.errors import UserError
-from headrace.trainer.models.block import cast_once
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import Block, cast_once
+from headrace.trainer.models.rotary import Rotation
 from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, split_rows, sum_to_share
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
@@ -65,15 +67,25 @@ class Slices:
             _check_matrices(layer)
             self.partial += _row_wise(layer)
             _cut(layer, self.group.rank(), self.group.size())
-            for module in _named_like(layer, _ENTRIES):
-                module.register_forward_pre_hook(self._enter, with_kwargs=True)
-            for module in _named_like(layer, _ROWS):
-                module.register_forward_hook(self._leave)
-        self._sends_shares = all(_inner(layer) is layer for layer in layers)
-        if layers and (is_first or not self._sends_shares):
-            _inner(layers[0]).register_forward_pre_hook(self._split)
-        if layers and (is_last or not self._sends_shares):
-            _inner(layers[-1]).register_forward_hook(self._join)
+        self._sends_shares = all(isinstance(layer, Block) for layer in layers)
+        for index, layer in enumerate(layers):
+            splits = index == 0 and (is_first or not self._sends_shares)
+            joins = index == len(layers) - 1 and (is_last or not self._sends_shares)
+            if isinstance(layer, Block):
+                layer.forward = partial(self._run_block, layer, splits, joins)  # type: ignore[method-assign]
+            else:
+                self._hook(layer, splits, joins)
+
+    def _hook(self, layer: nn.Module, splits: bool, joins: bool) -> None:
+        """Make a layer of `transformers` exchange rows; each hook costs the host more than a call would."""
+        for module in _named_like(layer, _ENTRIES):
+            module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for module in _named_like(layer, _ROWS):
+            module.register_forward_hook(self._leave)
+        if splits:
+            _inner(layer).register_forward_pre_hook(self._split)
+        if joins:
+            _inner(layer).register_forward_hook(self._join)
 
     def rows_between_stages(self, num_rows: int) -> int:
         """Return how many rows this slice sends another stage of a microbatch of `num_rows`, padding included."""
@@ -87,6 +99,17 @@ class Slices:
         self._num_rows = num_rows
         output: Tensor = layer(x, *args)
         return output
+
+    def _run_block(self, block: Block, splits: bool, joins: bool, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """Compute what `Block.forward` does, on this slice's share of the rows between the matrices."""
+        num_rows, group = self._num_rows, self.group
+        if splits:
+            x = split_rows(x, group)
+        rows = gather_rows(cast_once(block.attention_norm(x)), num_rows, group)
+        x = x + sum_to_share(block.attention(rows, rotation, segments), group)
+        rows = gather_rows(cast_once(block.mlp_norm(x)), num_rows, group)
+        x = x + sum_to_share(block.mlp(rows), group)
+        return join_rows(x, num_rows, group) if joins else x
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         share = args[0] if args else named["hidden_states"]
