@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-_SUM = dist.ReduceScatterOptions()  # their default
+_SUM = dist.ReduceScatterOptions()  # their default, made once
 
 
 def gather_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
@@ -32,6 +32,11 @@ def sum_to_share(part: Tensor, group: dist.ProcessGroup) -> Tensor:
     The backward gathers the gradients of all shares.
     """
     return _SumToShare.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def add_sum(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `x + sum_to_share(part, group)` for x of (S, W), as one node of the graph."""
+    return _AddSum.apply(x, part, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def split_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -72,22 +77,27 @@ def gather(share: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 def _gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-    *batch, rows, width = share.shape
-    whole = share.new_empty(rows * group.size(), width)
-    group._allgather_base(whole, share.contiguous().view(rows, width)).wait()
-    return whole[:num_rows].view(*batch, num_rows, width) if batch or len(whole) != num_rows else whole
+    if share.dim() == 3:
+        return _gathered(share[0], num_rows, group)[None]
+    whole = share.new_empty(len(share) * group.size(), share.shape[1])
+    group._allgather_base(whole, share.contiguous()).wait()
+    return whole if len(whole) == num_rows else whole[:num_rows]
 
 
 def _summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    part = _padded(part, group)
-    *batch, rows, width = part.shape
-    share = part.new_empty(rows // group.size(), width)
-    group._reduce_scatter_base(share, part.contiguous().view(rows, width), _SUM).wait()
-    return share.view(*batch, *share.shape) if batch else share
+    if part.dim() == 3:
+        return _summed(part[0], group)[None]
+    if len(part) % group.size():
+        part = _padded(part, group)
+    share = part.new_empty(len(part) // group.size(), part.shape[1])
+    group._reduce_scatter_base(share, part.contiguous(), _SUM).wait()
+    return share
 
 
 def _own(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    return _padded(whole, group).chunk(group.size(), -2)[group.rank()].clone()
+    whole = _padded(whole, group)
+    rows = whole.shape[-2] // group.size()
+    return whole.narrow(-2, group.rank() * rows, rows).clone()
 
 
 def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -116,6 +126,18 @@ class _SumToShare(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return _gathered(gradient, ctx.num_rows, ctx.group), None
+
+
+class _AddSum(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.num_rows, ctx.dtype = group, len(part), part.dtype
+        share = _summed(part, group)
+        return share.add_(x) if share.dtype == x.dtype else x + share
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return gradient, _gathered(gradient.to(ctx.dtype), ctx.num_rows, ctx.group), None
 
 
 class _SplitRows(Function):

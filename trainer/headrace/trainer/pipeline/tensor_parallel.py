@@ -26,7 +26,7 @@ from headrace.errors import UserError
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import Block, cast_once
 from headrace.trainer.models.rotary import Rotation
-from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, split_rows, sum_to_share
+from headrace.trainer.pipeline.slice_collectives import add_sum, gather_rows, join_rows, split_rows, sum_to_share
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 """Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
@@ -106,9 +106,9 @@ class Slices:
         if splits:
             x = split_rows(x, group)
         rows = gather_rows(cast_once(block.attention_norm(x)), num_rows, group)
-        x = x + sum_to_share(block.attention(rows, rotation, segments), group)
+        x = add_sum(x, block.attention(rows, rotation, segments), group)
         rows = gather_rows(cast_once(block.mlp_norm(x)), num_rows, group)
-        x = x + sum_to_share(block.mlp(rows), group)
+        x = add_sum(x, block.mlp(rows), group)
         return join_rows(x, num_rows, group) if joins else x
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
