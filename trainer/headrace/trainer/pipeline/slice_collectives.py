@@ -23,7 +23,7 @@ def gather_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tenso
 
     The backward sums the gradients of all slices, and each gets the sum of its share (reduce-scatter).
     """
-    return _GatherRows.apply(share, num_rows, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _GatherRows.apply(share, num_rows, group)  # type: ignore[no-any-return]
 
 
 def sum_to_share(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -31,12 +31,20 @@ def sum_to_share(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     The backward gathers the gradients of all shares.
     """
-    return _SumToShare.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _SumToShare.apply(part, group)  # type: ignore[no-any-return]
 
 
 def add_sum(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Return `x + sum_to_share(part, group)` for x of (S, W), as one node of the graph."""
-    return _AddSum.apply(x, part, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _AddSum.apply(x, part, group)  # type: ignore[no-any-return]
+
+
+def join_sum(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return `join_rows(add_sum(x, part, group), T, group)` for a part of (T, W), as one node of the graph.
+
+    Its backward sends nothing: the gradient of all rows, which every slice has, is that of its part.
+    """
+    return _JoinSum.apply(x, part, group)  # type: ignore[no-any-return]
 
 
 def split_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -44,7 +52,7 @@ def split_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     The backward gathers the gradients of all shares: every slice gets the whole gradient.
     """
-    return _SplitRows.apply(whole, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _SplitRows.apply(whole, group)  # type: ignore[no-any-return]
 
 
 def join_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
@@ -52,7 +60,7 @@ def join_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
 
     So the gradients of all slices are equal, and the backward takes this slice's share of its own.
     """
-    return _JoinRows.apply(share, num_rows, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _JoinRows.apply(share, num_rows, group)  # type: ignore[no-any-return]
 
 
 def sum_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -60,7 +68,7 @@ def sum_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
 
     So the gradients of all slices are equal, and the backward passes this slice's on to its part.
     """
-    return _SumParts.apply(part, group)  # type: ignore[no-any-return, no-untyped-call]
+    return _SumParts.apply(part, group)  # type: ignore[no-any-return]
 
 
 def reduce(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -76,22 +84,29 @@ def gather(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     return whole
 
 
-def _gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+def gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
+    """Return what `gather_rows` does, outside the graph."""
     if share.dim() == 3:
-        return _gathered(share[0], num_rows, group)[None]
+        return gathered(share[0], num_rows, group)[None]
     whole = share.new_empty(len(share) * group.size(), share.shape[1])
     group._allgather_base(whole, share.contiguous()).wait()
     return whole if len(whole) == num_rows else whole[:num_rows]
 
 
-def _summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+def summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return what `sum_to_share` does, outside the graph."""
     if part.dim() == 3:
-        return _summed(part[0], group)[None]
+        return summed(part[0], group)[None]
     if len(part) % group.size():
         part = _padded(part, group)
     share = part.new_empty(len(part) // group.size(), part.shape[1])
     group._reduce_scatter_base(share, part.contiguous(), _SUM).wait()
     return share
+
+
+def _added(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    share = summed(part, group)
+    return share.add_(x) if share.dtype == x.dtype else x + share
 
 
 def _own(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -106,41 +121,59 @@ def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
     return functional.pad(whole, (0, 0, 0, missing)) if missing else whole
 
 
-class _GatherRows(Function):
+class PlainFunction(Function):
+    """A function whose `apply` does not look for functorch's transforms first, which costs the host half as much as the rest."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        return super(Function, cls).apply(*args)
+
+
+class _GatherRows(PlainFunction):
     @staticmethod
     def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gathered(share, num_rows, group)
+        return gathered(share, num_rows, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _summed(gradient, ctx.group), None, None
+        return summed(gradient, ctx.group), None, None
 
 
-class _SumToShare(Function):
+class _SumToShare(PlainFunction):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, ctx.num_rows = group, part.shape[-2]
-        return _summed(part, group)
+        return summed(part, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(gradient, ctx.num_rows, ctx.group), None
+        return gathered(gradient, ctx.num_rows, ctx.group), None
 
 
-class _AddSum(Function):
+class _AddSum(PlainFunction):
     @staticmethod
     def forward(ctx: Any, x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, ctx.num_rows, ctx.dtype = group, len(part), part.dtype
-        share = _summed(part, group)
-        return share.add_(x) if share.dtype == x.dtype else x + share
+        return _added(x, part, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, _gathered(gradient.to(ctx.dtype), ctx.num_rows, ctx.group), None
+        return gradient, gathered(gradient.to(ctx.dtype), ctx.num_rows, ctx.group), None
 
 
-class _SplitRows(Function):
+class _JoinSum(PlainFunction):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.dtype = group, part.dtype
+        return gathered(_added(x, part, group), len(part), group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _own(gradient, ctx.group), gradient.to(ctx.dtype), None
+
+
+class _SplitRows(PlainFunction):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group, ctx.num_rows = group, whole.shape[-2]
@@ -148,21 +181,21 @@ class _SplitRows(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _gathered(gradient, ctx.num_rows, ctx.group), None
+        return gathered(gradient, ctx.num_rows, ctx.group), None
 
 
-class _JoinRows(Function):
+class _JoinRows(PlainFunction):
     @staticmethod
     def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        return _gathered(share, num_rows, group)
+        return gathered(share, num_rows, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         return _own(gradient, ctx.group), None, None
 
 
-class _SumParts(Function):
+class _SumParts(PlainFunction):
     @staticmethod
     def forward(_: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         return reduce(part.clone(memory_format=torch.contiguous_format), group)

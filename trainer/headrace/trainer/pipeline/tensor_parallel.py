@@ -26,7 +26,8 @@ from headrace.errors import UserError
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import Block, cast_once
 from headrace.trainer.models.rotary import Rotation
-from headrace.trainer.pipeline.slice_collectives import add_sum, gather_rows, join_rows, split_rows, sum_to_share
+from headrace.trainer.pipeline.gathered_products import gathered_products
+from headrace.trainer.pipeline.slice_collectives import add_sum, gather_rows, join_rows, join_sum, split_rows, sum_to_share
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 """Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
@@ -72,9 +73,28 @@ class Slices:
             splits = index == 0 and (is_first or not self._sends_shares)
             joins = index == len(layers) - 1 and (is_last or not self._sends_shares)
             if isinstance(layer, Block):
-                layer.forward = partial(self._run_block, layer, splits, joins)  # type: ignore[method-assign]
+                layer.forward = self._sliced(layer, splits, joins)  # type: ignore[method-assign]
             else:
                 self._hook(layer, splits, joins)
+
+    def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[[Tensor, Rotation, Segments], Tensor]:
+        """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
+        group = self.group
+        attention, mlp = block.attention, block.mlp  # here, as an attribute of a module is slower than a variable
+        attention_norm, attention_entries = block.attention_norm, attention.entries
+        mlp_norm, mlp_entries = block.mlp_norm, mlp.entries
+        add_last = join_sum if joins else add_sum
+
+        def forward(x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+            num_rows = self._num_rows
+            if splits:
+                x = split_rows(x, group)
+            q, k, v = gathered_products(attention_norm(x), num_rows, attention_entries, group)
+            x = add_sum(x, attention.attend(q, k, v, rotation, segments), group)
+            products = gathered_products(mlp_norm(x), num_rows, mlp_entries, group)
+            return add_last(x, mlp.narrow(*products), group)
+
+        return forward
 
     def _hook(self, layer: nn.Module, splits: bool, joins: bool) -> None:
         """Make a layer of `transformers` exchange rows; each hook costs the host more than a call would."""
@@ -99,17 +119,6 @@ class Slices:
         self._num_rows = num_rows
         output: Tensor = layer(x, *args)
         return output
-
-    def _run_block(self, block: Block, splits: bool, joins: bool, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-        """Compute what `Block.forward` does, on this slice's share of the rows between the matrices."""
-        num_rows, group = self._num_rows, self.group
-        if splits:
-            x = split_rows(x, group)
-        rows = gather_rows(cast_once(block.attention_norm(x)), num_rows, group)
-        x = add_sum(x, block.attention(rows, rotation, segments), group)
-        rows = gather_rows(cast_once(block.mlp_norm(x)), num_rows, group)
-        x = add_sum(x, block.mlp(rows), group)
-        return join_rows(x, num_rows, group) if joins else x
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         share = args[0] if args else named["hidden_states"]
