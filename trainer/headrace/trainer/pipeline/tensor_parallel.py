@@ -80,7 +80,7 @@ class Slices:
     def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[[Tensor, Rotation, Segments], Tensor]:
         """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
         group = self.group
-        attention, mlp = block.attention, block.mlp  # here, as an attribute of a module is slower than a variable
+        attention, mlp = block.attention, block.mlp  # once, as torch looks up a module's attributes in Python
         attention_norm, attention_entries = block.attention_norm, attention.entries
         mlp_norm, mlp_entries = block.mlp_norm, mlp.entries
         add_last = join_sum if joins else add_sum
@@ -97,7 +97,7 @@ class Slices:
         return forward
 
     def _hook(self, layer: nn.Module, splits: bool, joins: bool) -> None:
-        """Make a layer of `transformers` exchange rows; each hook costs the host more than a call would."""
+        """Make a layer that is no `Block` exchange rows. Hooks cost the host more than the calls of `_sliced`."""
         for module in _named_like(layer, _ENTRIES):
             module.register_forward_pre_hook(self._enter, with_kwargs=True)
         for module in _named_like(layer, _ROWS):
