@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
         """Do what `forward` does behind the products of `entries`, each (T, its heads * head_dim)."""
-        q, k, v = (product.unflatten(-1, (-1, self.head_dim)) for product in (q, k, v))
+        q, k, v = (product.unflatten(-1, (-1, self.head_dim)) for product in (q, k, v))  # type: ignore[no-untyped-call]
         mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
         output: Tensor = self.out(mixed.flatten(1))
         return output

@@ -126,7 +126,7 @@ class PlainFunction(Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        return super(Function, cls).apply(*args)
+        return super(Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _GatherRows(PlainFunction):

@@ -77,7 +77,7 @@ class Slices:
             else:
                 self._hook(layer, splits, joins)
 
-    def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[[Tensor, Rotation, Segments], Tensor]:
+    def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[..., Tensor]:
         """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
         group = self.group
         attention, mlp = block.attention, block.mlp  # once, as torch looks up a module's attributes in Python
