@@ -14,6 +14,7 @@ from headrace.errors import UserError
 from headrace.manifest import Vocabulary
 from headrace.spec import parse_spec
 from headrace.trainer.models.glue import EncoderModule, GluedModel, in_units, input_features, pixel_values
+from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.train_step import TrainStep, make_optimizer
 from tests.unit.trainer.models.glue_world import (
@@ -31,6 +32,7 @@ from tests.unit.trainer.models.glue_world import (
     whisper,
 )
 from tests.unit.trainer.models.huggingface_world import assert_close
+from tests.verify.batches import make_row, packed, whole_model
 
 KINDS = ["linear", "mlp", "cross_attention"]
 
@@ -90,3 +92,199 @@ def test_equal_seeds_make_equal_projectors_and_weights_stay_the_users() -> None:
     model = glued("mlp", llm)
     assert all(torch.equal(tensor, before[name]) for name, tensor in llm.state_dict().items())
     assert model.decoder.embed.weight is llm.get_input_embeddings().weight
+
+
+def test_samples_do_not_see_each_other() -> None:
+    """Neither in the encoders, nor in cross-attention, nor in a language model, packed or padded."""
+    for family in ("Llama", "GPT2"):
+        model = glued("cross_attention", language_model(family))
+        alone = sum(model(batch([number])).loss_sum for number in range(6))
+        assert_close(model(batch(range(6))).loss_sum, alone)
+
+
+def test_modules_need_no_transformers_and_may_take_packed_rows() -> None:
+    """An encoder in plain torch that takes the patches as they come, and a projector that is a module."""
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Linear(12, 8)
+
+        def forward(self, patches: torch.Tensor, image_cu_seqlens: torch.Tensor) -> torch.Tensor:
+            assert image_cu_seqlens[-1] == len(patches)
+            return self.matrix(patches / 255)
+
+    decoder = whole_model().to_empty(device="cpu").decoder
+    initialise(decoder, 0)
+    projector = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32))
+    vision = EncoderModule(module=Rows(), width=8, projector=projector)
+    model = GluedModel({"vision": vision}, decoder, spec=SPEC, vocabulary=VOCABULARY)
+    rows = [make_row(number, audio=False) for number in range(4)]
+    model(packed(rows)).loss_sum.backward()
+    assert float(vision.module.matrix.weight.grad.abs().sum()) > 0  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"a sample has \d recordings, and the model takes none"):
+        model(batch([1]))
+
+
+def test_callbacks_see_and_change_what_goes_in_and_comes_out() -> None:
+    """CLIP with its class token, which the callback drops, from the layer before the last as LLaVA takes it."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    sizes = {"hidden_size": VISION, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    clip = CLIPVisionModel(CLIPVisionConfig(**sizes, patch_size=2, image_size=8, output_hidden_states=True))
+    seen: dict[str, Any] = {}
+
+    def without_class_token(inputs: dict[str, Any], output: Any) -> torch.Tensor:
+        seen["sizes"], seen["pixels"] = inputs["sizes"], inputs["pixel_values"].shape
+        return output.hidden_states[-2][:, 1:]
+
+    def halved(tokens: torch.Tensor) -> torch.Tensor:
+        seen["tokens"] = tokens.shape
+        return tokens / 2
+
+    def preprocess_llm(inputs: dict[str, Any]) -> dict[str, Any]:
+        seen["llm"] = sorted(inputs)
+        return {"inputs_embeds": inputs["inputs_embeds"] * 1.5}
+
+    vision = EncoderModule(
+        module=clip,
+        preprocess_callback=pixel_values(),
+        postprocess_module_callback=without_class_token,
+        postprocess_projector_callback=halved,
+    )
+    options = {"spec": SPEC, "vocabulary": VOCABULARY}
+    model = GluedModel({"vision": vision}, language_model(), **options, preprocess_llm_callback=preprocess_llm)
+    data = batch([2, 4])
+    changed = model.embed(data)
+    assert seen == {
+        "sizes": ((1, 4, 4),) * 3,
+        "pixels": (3, 3, 8, 8),
+        "tokens": (12, LLM),
+        "llm": ["input_ids", "inputs_embeds", "position_ids"],
+    }
+    model._preprocess_llm = None
+    assert_close(changed, model.embed(data) * 1.5)
+
+
+def test_a_tower_that_merges_patches_itself_says_its_stride() -> None:
+    class Pooled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.matrix = nn.Linear(12, VISION)
+
+        def forward(self, patches: torch.Tensor) -> torch.Tensor:
+            return self.matrix(patches).view(-1, MERGE**2, VISION).mean(dim=1)
+
+    vision = EncoderModule(module=Pooled(), width=VISION, stride=MERGE**2, projector="linear")
+    model = GluedModel({"vision": vision}, language_model(), spec=SPEC, vocabulary=VOCABULARY)
+    assert model.vision_projector.projection.in_features == VISION
+    assert model(batch([2, 4])).loss_sum > 0
+
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "projector too narrow": (
+        lambda: glued(nn.Linear(10, LLM)),
+        r"does not take rows of 64 values, 4 of the encoder's width 16",
+    ),
+    "projector of another output": (
+        lambda: glued(nn.Linear(64, 30)),
+        r"maps 2 rows to the shape \(2, 30\), but the language model takes tokens of width 32",
+    ),
+    "no such projector": (lambda: glued("qformer"), "the projector is 'qformer'; it must be one of linear, mlp, cross_attention"),
+    "no such encoder": (
+        lambda: GluedModel({"video": EncoderModule(module=tower())}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        "the encoders are video; name them vision and audio",
+    ),
+    "no width": (
+        lambda: GluedModel({"vision": EncoderModule(module=nn.Linear(1, 1))}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        r"a Linear, has no config that says its width: give width=",
+    ),
+    "a wrong width": (
+        lambda: only_vision(width=12)(batch([2])),
+        r"features of the shape \(2, 16, 16\), but 2 media of 16 rows make \(32, 12\)",
+    ),
+    "a class token": (
+        lambda: only_vision(postprocess_module_callback=lambda _, output: output[0][:, [0, *range(16)]])(batch([2])),
+        r"the vision encoder returns features of the shape \(2, 17, 16\), but 2 media of 16 rows make \(32, 16\)",
+    ),
+    "tokens of another width": (
+        lambda: only_vision(postprocess_projector_callback=lambda tokens: tokens[:, :30])(batch([2])),
+        r"returns tokens of the shape \(8, 30\), but the placeholders and the language model take \(8, 32\)",
+    ),
+    "inputs that do not fit": (
+        lambda: only_vision(preprocess_callback=None)(batch([2])),
+        r"takes pixel_values, .*, and there are image_grids, .*: give it a preprocess_callback",
+    ),
+    "images of several sizes": (
+        lambda: pixel_values()({"sizes": ((1, 4, 4), (1, 2, 4)), "patch": 2, "merge": 2}),
+        r"some of 4 x 8 and some of 8 x 8 pixels: set image.fit to square",
+    ),
+    "a recording that is too long": (
+        lambda: input_features(10)({"sizes": (4, 12)}),
+        "a recording has 12 mel frames, and input_features takes 10",
+    ),
+    "a stride that does not divide": (
+        lambda: only_vision(stride=3),
+        r"makes a row of 3 positions \(stride\), which do not divide the 4 of a token",
+    ),
+    "an audio stride of one": (
+        lambda: GluedModel({"audio": EncoderModule(module=whisper(), stride=1)}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        "the audio encoder's stride is 1; it must be a multiple of 2",
+    ),
+    "more tokens than the llm embeds": (
+        lambda: only_vision(vocabulary=Vocabulary(size=70, image_token=1, audio_token=-1)),
+        "tokenizer has 70 tokens, but the language model embeds 66",
+    ),
+    "no placeholder": (
+        lambda: only_vision(vocabulary=Vocabulary(size=64, image_token=-1, audio_token=2)),
+        "there is a vision encoder, and the job's tokenizer has no token of image placeholders",
+    ),
+    "half precision": (
+        lambda: GluedModel(encoders(), language_model().bfloat16(), spec=SPEC, vocabulary=VOCABULARY),
+        r"decoder.embed.weight are torch.bfloat16, and training holds float32",
+    ),
+    "dropout": (
+        lambda: only_vision(projector=nn.Sequential(nn.Linear(64, LLM), nn.Dropout(0.1))),
+        r"vision_projector.projection.1 drops values with probability 0.1",
+    ),
+    "a language model that is none": (
+        lambda: glued(llm=tower()),
+        "a SiglipVisionModel, is neither a causal one of transformers nor a Decoder",
+    ),
+    "a head with a bias": (lambda: glued(llm=language_model("Phi")), "logits of PhiForCausalLM are not .*: its head has a bias"),
+    "a head with a scale": (lambda: glued(llm=scaled()), r"logits of GraniteForCausalLM are not .*: they are scaled"),
+    "tokens added": (
+        lambda: glued(preprocess_llm_callback=lambda given: {"inputs_embeds": given["inputs_embeds"][1:]})(batch([2])),
+        r"inputs_embeds of the shape \(16, 32\), but the packed samples have \(17, 32\)",
+    ),
+    "a callback of a whole in units": (
+        lambda: in_units(glued(preprocess_llm_callback=lambda given: given)),
+        "preprocess_llm_callback is for training in one process",
+    ),
+    "a last token to drop": (
+        lambda: GluedModel(encoders(), language_model(), spec=dropping(), vocabulary=VOCABULARY),
+        "audio.last_token is drop, but this model pads",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_does_not_fit_is_refused_with_both_sizes(name: str) -> None:
+    make, match = BAD[name]
+    with pytest.raises(UserError, match=match):
+        make()
+
+
+def only_vision(vocabulary: Vocabulary = VOCABULARY, **options: Any) -> GluedModel:
+    options = {"preprocess_callback": pixel_values(), **options}
+    return GluedModel({"vision": EncoderModule(module=tower(), **options)}, language_model(), spec=SPEC, vocabulary=vocabulary)
+
+
+def scaled() -> Any:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    sizes = {"hidden_size": LLM, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return GraniteForCausalLM(GraniteConfig(**sizes, num_key_value_heads=1, vocab_size=66, logits_scaling=2.0))
+
+
+def dropping() -> Any:
+    return parse_spec({**SPEC.model_dump(), "audio": {"mel_bins": 4, "last_token": "drop", "max_seconds": 1}})

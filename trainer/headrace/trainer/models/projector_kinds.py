@@ -101,7 +101,7 @@ class ChosenProjector(Projector):
         """Return the groups of media of these (n,) numbers of positions, on the host as they are."""
         features = self._features(lengths)
         of_features = super().groups(features)
-        tokens = (features + self.group - 1) // self.group
+        tokens = super().token_counts(features)
         return MediaGroups(
             num_rows=of_features.num_rows,
             rows=of_features.rows,
