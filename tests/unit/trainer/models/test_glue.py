@@ -12,10 +12,14 @@ from torch import nn
 
 from headrace.errors import UserError
 from headrace.manifest import Vocabulary
-from headrace.spec import parse_spec
+from headrace.spec import parse, parse_spec
 from headrace.trainer.models.glue import EncoderModule, GluedModel, in_units, input_features, pixel_values
 from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.kept_activations import measure_kept
+from headrace.trainer.pipeline.layer_partition import bounds
+from headrace.trainer.pipeline.stage_building import build_stages
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import TrainStep, make_optimizer
 from tests.unit.trainer.models.glue_world import (
     LLM,
@@ -32,6 +36,7 @@ from tests.unit.trainer.models.glue_world import (
     whisper,
 )
 from tests.unit.trainer.models.huggingface_world import assert_close
+from tests.unit.trainer.models.test_huggingface_stages import run
 from tests.verify.batches import make_row, packed, whole_model
 
 KINDS = ["linear", "mlp", "cross_attention"]
@@ -288,3 +293,67 @@ def scaled() -> Any:
 
 def dropping() -> Any:
     return parse_spec({**SPEC.model_dump(), "audio": {"mel_bins": 4, "last_token": "drop", "max_seconds": 1}})
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "units"),
+    [
+        ("mlp", "Llama", {"vision": {"frozen": True}, "audio": {"frozen": True, "checkpointing": True}, "llm": {"pp": 2}}),
+        ("cross_attention", "Llama", {"encoder": {}, "llm": {"pp": 2}}),
+        ("linear", "GPT2", {"vision": {}, "audio": {}, "llm": {}}),
+    ],
+)
+def test_units_of_a_pipeline_are_the_glued_model(kind: str, family: str, units: dict[str, Any]) -> None:
+    model, data = glued(kind, language_model(family)), batch(range(6))
+    whole = in_units(model)
+    topology = parse(PipelineTopology, {"units": units}, "topology")
+    topology.check(topology.world_size, whole.shape)
+    expected = model(data)
+    expected.loss_sum.backward()
+    cuts = bounds(topology, whole.shape, vocab_size=VOCABULARY.size, image=SPEC.image, audio=SPEC.audio)
+    stages = {
+        unit: [
+            stage
+            for number in range(size.pp)
+            for stage in build_stages(
+                whole.make,
+                topology,
+                Place(unit, 0, number, 0),
+                cuts[unit],
+                seed=0,
+                device=torch.device("cpu"),
+                slices=None,
+                initialise=whole.initialise,
+            )
+        ]
+        for unit, size in topology.units.items()
+    }
+    for unit in topology.units:
+        settings = {"dtype": torch.float32, "image": SPEC.image, "audio": SPEC.audio}
+        assert measure_kept(stages[unit][0], topology, Place(unit, 0, 0, 0), 0, **settings).of_row(()) > 0
+
+    arrived = {unit: run(stages[unit], data, {}).rows for unit in topology.units if unit != "llm"}
+    result = run(stages["llm"], data, arrived)
+    assert result.loss is not None
+    result.loss.loss_sum.backward()
+
+    assert_close(result.loss.loss_sum, expected.loss_sum)
+    gradients = {name: tensor.grad for name, tensor in model.named_parameters() if tensor.grad is not None}
+    seen = set()
+    for stage in (stage for unit in stages.values() for stage in unit):
+        for name, parameter in stage.model.named_parameters():
+            if parameter.grad is not None and not name.startswith("decoder.embed"):  # tied, it may be in two stages
+                assert_close(parameter.grad, gradients[name])
+                seen.add(name)
+    is_frozen = [unit for unit, size in topology.units.items() if size.frozen]
+    assert seen == {name for name in gradients if name.split(".")[0] not in is_frozen and not name.startswith("decoder.embed")}
+
+
+def test_an_encoder_is_not_cut() -> None:
+    shape = in_units(glued()).shape
+    for size, match in (({"pp": 2}, "has 1 layers, too few for pp 2"), ({"tp": 2}, "tp 2 of unit 'vision' does not divide its heads 1")):
+        topology = parse(PipelineTopology, {"units": {"vision": size, "audio": {}, "llm": {}}}, "topology")
+        with pytest.raises(UserError, match=match):
+            topology.check(topology.world_size, shape)
+    with pytest.raises(UserError, match="the weights in the modules of make_model are pretrained"):
+        OptimizerSpec().resolved("tiny", in_units(glued()).pretrained)

@@ -119,8 +119,10 @@ class GluedModel(MultimodalModel):
         )
 
 
-def in_units(model: GluedModel, *, name: str = "glued") -> WholeModel:
+def in_units(model: GluedModel, *, name: str = "tiny") -> WholeModel:
     """Return the model for a pipeline, of which each process builds its unit with the weights that `model` has.
+
+    name: of the job's size of model, for which the optimizer's settings are completed.
 
     An encoder is one layer, which cannot be cut, and so is an llm whose samples are padded. Raises UserError for a model with
     `preprocess_llm_callback`, as no unit has the whole of what that sees.
@@ -141,7 +143,7 @@ def in_units(model: GluedModel, *, name: str = "glued") -> WholeModel:
         for of_stage, tensor in _named(stage):
             tensor.copy_(tensors[of_stage])
 
-    return WholeModel(name=name, shape=_shape(model), make=make, initialise=fill)
+    return WholeModel(name=name, shape=_shape(model), make=make, initialise=fill, pretrained=("the modules of make_model",))
 
 
 def _decoder(language_model: nn.Module, vocabulary: Vocabulary) -> Decoder:
