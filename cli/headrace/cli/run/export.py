@@ -1,4 +1,4 @@
-"""`headrace export`: a checkpoint of a pipeline or of nodes as a folder that `transformers` or `torch.distributed.checkpoint` loads."""
+"""`headrace export`: a checkpoint of a pipeline or of nodes, for `transformers` or `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=("safetensors", "dcp"),
         default="safetensors",
-        help="safetensors: for from_pretrained of transformers. dcp: for torch.distributed.checkpoint, by the names of the model's "
-        "state_dict (default: %(default)s)",
+        help="safetensors: for from_pretrained of transformers. dcp: for torch.distributed.checkpoint, by the names of the "
+        "model's state_dict (default: %(default)s)",
     )
 
 

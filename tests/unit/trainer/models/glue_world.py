@@ -6,13 +6,13 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import headrace.trainer.models.huggingface  # noqa: F401  torchaudio must load before transformers looks for it
 import numpy as np
 import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn import functional
 
+import headrace.trainer.models.huggingface  # noqa: F401  torchaudio must load before transformers looks for it
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import JobSpec, parse_spec
@@ -147,7 +147,8 @@ class ByHand(nn.Module):
             x = self.llm.get_input_embeddings()(ids)
             for _ in range(int(data.images_per_sample[sample])):
                 first, last = data.image_cu_seqlens[image : image + 2].tolist()
-                x = self.filled(x, ids, IMAGE_TOKEN, self.of_image(data.patches[first:last]), image, data.images_per_sample[:sample])
+                tokens = self.of_image(data.patches[first:last])
+                x = self.filled(x, ids, IMAGE_TOKEN, tokens, image - int(data.images_per_sample[:sample].sum()))
                 image += 1
             for _ in range(int(data.recordings_per_sample[sample])):
                 first, last = data.mel_cu_seqlens[recording : recording + 2].tolist()
@@ -158,9 +159,9 @@ class ByHand(nn.Module):
             total = total + functional.cross_entropy(logits, data.labels[start:end], ignore_index=LABEL_IGNORED, reduction="sum")
         return total
 
-    def filled(self, x: Tensor, ids: Tensor, token: int, tokens: Tensor, number: int, before: Tensor) -> Tensor:
-        """The tokens of image `number`, of which `before` are in samples before."""
-        begin = (number - int(before.sum())) * len(tokens)
+    def filled(self, x: Tensor, ids: Tensor, token: int, tokens: Tensor, number: int) -> Tensor:
+        """The tokens of the sample's image `number`."""
+        begin = number * len(tokens)
         return x.index_copy(0, (ids == token).nonzero()[begin : begin + len(tokens), 0], tokens)
 
     def of_image(self, patches: Tensor) -> Tensor:

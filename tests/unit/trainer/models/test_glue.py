@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.trainer.pipeline.layer_partition import bounds
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import TrainStep, make_optimizer
+from tests.host_waits import watched
 from tests.unit.trainer.models.glue_world import (
     LLM,
     MERGE,
@@ -39,6 +41,7 @@ from tests.unit.trainer.models.huggingface_world import assert_close
 from tests.unit.trainer.models.test_huggingface_stages import run
 from tests.verify.batches import make_row, packed, whole_model
 
+JOB: dict[str, Any] = {"spec": SPEC, "vocabulary": VOCABULARY}
 KINDS = ["linear", "mlp", "cross_attention"]
 
 
@@ -109,6 +112,7 @@ def test_samples_do_not_see_each_other() -> None:
 
 def test_modules_need_no_transformers_and_may_take_packed_rows() -> None:
     """An encoder in plain torch that takes the patches as they come, and a projector that is a module."""
+
     class Rows(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -122,7 +126,7 @@ def test_modules_need_no_transformers_and_may_take_packed_rows() -> None:
     initialise(decoder, 0)
     projector = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32))
     vision = EncoderModule(module=Rows(), width=8, projector=projector)
-    model = GluedModel({"vision": vision}, decoder, spec=SPEC, vocabulary=VOCABULARY)
+    model = GluedModel({"vision": vision}, decoder, **JOB)
     rows = [make_row(number, audio=False) for number in range(4)]
     model(packed(rows)).loss_sum.backward()
     assert float(vision.module.matrix.weight.grad.abs().sum()) > 0  # type: ignore[union-attr]
@@ -156,8 +160,7 @@ def test_callbacks_see_and_change_what_goes_in_and_comes_out() -> None:
         postprocess_module_callback=without_class_token,
         postprocess_projector_callback=halved,
     )
-    options = {"spec": SPEC, "vocabulary": VOCABULARY}
-    model = GluedModel({"vision": vision}, language_model(), **options, preprocess_llm_callback=preprocess_llm)
+    model = GluedModel({"vision": vision}, language_model(), **JOB, preprocess_llm_callback=preprocess_llm)
     data = batch([2, 4])
     changed = model.embed(data)
     assert seen == {
@@ -180,7 +183,7 @@ def test_a_tower_that_merges_patches_itself_says_its_stride() -> None:
             return self.matrix(patches).view(-1, MERGE**2, VISION).mean(dim=1)
 
     vision = EncoderModule(module=Pooled(), width=VISION, stride=MERGE**2, projector="linear")
-    model = GluedModel({"vision": vision}, language_model(), spec=SPEC, vocabulary=VOCABULARY)
+    model = GluedModel({"vision": vision}, language_model(), **JOB)
     assert model.vision_projector.projection.in_features == VISION
     assert model(batch([2, 4])).loss_sum > 0
 
@@ -196,11 +199,11 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "no such projector": (lambda: glued("qformer"), "the projector is 'qformer'; it must be one of linear, mlp, cross_attention"),
     "no such encoder": (
-        lambda: GluedModel({"video": EncoderModule(module=tower())}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        lambda: GluedModel({"video": EncoderModule(module=tower())}, language_model(), **JOB),
         "the encoders are video; name them vision and audio",
     ),
     "no width": (
-        lambda: GluedModel({"vision": EncoderModule(module=nn.Linear(1, 1))}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        lambda: GluedModel({"vision": EncoderModule(module=nn.Linear(1, 1))}, language_model(), **JOB),
         r"a Linear, has no config that says its width: give width=",
     ),
     "a wrong width": (
@@ -232,7 +235,9 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         r"makes a row of 3 positions \(stride\), which do not divide the 4 of a token",
     ),
     "an audio stride of one": (
-        lambda: GluedModel({"audio": EncoderModule(module=whisper(), stride=1)}, language_model(), spec=SPEC, vocabulary=VOCABULARY),
+        lambda: GluedModel(
+            {"audio": EncoderModule(module=whisper(), stride=1)}, language_model(), spec=SPEC, vocabulary=VOCABULARY
+        ),
         "the audio encoder's stride is 1; it must be a multiple of 2",
     ),
     "more tokens than the llm embeds": (
@@ -244,7 +249,7 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
         "there is a vision encoder, and the job's tokenizer has no token of image placeholders",
     ),
     "half precision": (
-        lambda: GluedModel(encoders(), language_model().bfloat16(), spec=SPEC, vocabulary=VOCABULARY),
+        lambda: GluedModel(encoders(), language_model().bfloat16(), **JOB),
         r"decoder.embed.weight are torch.bfloat16, and training holds float32",
     ),
     "dropout": (
@@ -349,9 +354,24 @@ def test_units_of_a_pipeline_are_the_glued_model(kind: str, family: str, units: 
     assert seen == {name for name in gradients if name.split(".")[0] not in is_frozen and not name.startswith("decoder.embed")}
 
 
+def test_nothing_in_a_glued_model_waits_for_a_gpu() -> None:
+    """Once what follows from a microbatch is made beside it."""
+    model, data, found = glued("cross_attention"), batch(range(6)), Counter[str]()
+    images, recordings = model.image_inputs(data), model.audio_inputs(data)
+    assert images is not None
+    assert recordings is not None
+    with watched(found):
+        tokens = model.image_tokens(images).sum() + model.audio_tokens(recordings).sum()
+        tokens.backward()
+    assert not found
+
+
 def test_an_encoder_is_not_cut() -> None:
     shape = in_units(glued()).shape
-    for size, match in (({"pp": 2}, "has 1 layers, too few for pp 2"), ({"tp": 2}, "tp 2 of unit 'vision' does not divide its heads 1")):
+    for size, match in (
+        ({"pp": 2}, "has 1 layers, too few for pp 2"),
+        ({"tp": 2}, "tp 2 of unit 'vision' does not divide its heads 1"),
+    ):
         topology = parse(PipelineTopology, {"units": {"vision": size, "audio": {}, "llm": {}}}, "topology")
         with pytest.raises(UserError, match=match):
             topology.check(topology.world_size, shape)

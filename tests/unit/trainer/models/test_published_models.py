@@ -79,9 +79,7 @@ def test_transformers_answers_with_what_was_trained(name: str, tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
-@pytest.mark.parametrize(
-    ("name", "fresh"), [*((name, False) for name in FAMILIES), ("qwen2_vl", True), ("qwen2_audio", True)]
-)
+@pytest.mark.parametrize(("name", "fresh"), [*((name, False) for name in FAMILIES), ("qwen2_vl", True), ("qwen2_audio", True)])
 def test_torch_distributed_checkpoint_loads_it_into_the_model_of_transformers(name: str, fresh: bool, tmp_path: Path) -> None:
     """All of it, tied matrices and tables too, as `dcp.load` asks for every tensor of the `state_dict`."""
     of, source, out = family(name), tmp_path / "published", tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Stand-ins for an encoder that a model does not have, and for its projector: without weights, they refuse samples that need it."""
+"""Stand-ins for an encoder that a model does not have, and its projector: they refuse samples that need it."""
 
 from __future__ import annotations
 

@@ -31,7 +31,9 @@ class Segments:
         return cls(lengths=lengths, longest=max(lengths, default=0), cu_seqlens=cu_seqlens)
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool, keys: Segments | None = None) -> Tensor:
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool, keys: Segments | None = None
+) -> Tensor:
     """Return scaled dot-product attention inside every segment.
 
     q: (T, H, D); k, v: (T, H_kv, D) with H a multiple of H_kv (grouped queries: Ainslie et al. 2023, section 2.2).

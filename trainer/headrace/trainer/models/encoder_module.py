@@ -19,9 +19,12 @@ from headrace.trainer.models.projector_kinds import ProjectorKind
 from headrace.trainer.models.vision_encoder import VisionEncoder, patch_positions
 
 Inputs = dict[str, Any]
-"""What a callback takes and returns, by name. Of images: `patches` (P, 3 * patch * patch) float32 from 0 to 255, `image_grids`
-(I, 3), `image_cu_seqlens` (I + 1,), and on the host `sizes`, which are the grids as tuples, `patch` and `merge`. Of recordings:
-`mel` (F, bins) float32, `mel_frames` (A,), `mel_cu_seqlens` (A + 1,), and on the host `sizes`, which are the numbers of frames."""
+"""What a callback takes and returns, by name.
+
+Of images: `patches` (P, 3 * patch * patch) float32 from 0 to 255, `image_grids` (I, 3), `image_cu_seqlens` (I + 1,), and on the
+host `sizes`, which are the grids as tuples, `patch` and `merge`. Of recordings: `mel` (F, bins) float32, `mel_frames` (A,),
+`mel_cu_seqlens` (A + 1,), and on the host `sizes`, which are the numbers of frames.
+"""
 _WIDTHS = ("hidden_size", "d_model", "embed_dim")
 
 
@@ -171,11 +174,11 @@ class GluedAudio(AudioEncoder):
         self.layers = nn.ModuleList([EncoderCall(encoder, "audio", "mel")])
         self.norm: Any = nn.Identity()
 
-    def convolutions(self, _: Tensor) -> None:
-        """Return None: the module embeds the frames itself."""
-        return None
+    def convolutions(self, _: Tensor) -> Any:
+        """Return nothing: the module embeds the frames itself."""
+        return ()
 
-    def embed_inputs(self, mel: Tensor, _: None) -> Tensor:
+    def embed_inputs(self, mel: Tensor, _: Any) -> Tensor:
         """Return the frames as the module takes them, in float32."""
         return mel.float()
 
@@ -225,7 +228,7 @@ def input_features(num_frames: int | None = None) -> Callable[[Inputs], Inputs]:
         longest = max(sizes)
         length = longest if num_frames is None else num_frames
         if longest > length:
-            raise UserError(f"a recording has {longest} mel frames, and input_features takes {length}: set audio.max_seconds lower")
+            raise UserError(f"a recording has {longest} mel frames, and input_features takes {length}: lower audio.max_seconds")
         rows = nn.utils.rnn.pad_sequence(inputs["mel"].split(sizes), batch_first=True)
         return {**inputs, "input_features": functional.pad(rows, (0, 0, 0, length - longest)).transpose(1, 2)}
 

@@ -5,14 +5,15 @@
     model = GluedModel({"vision": vision}, llm, spec=loader.spec, vocabulary=loader.vocabulary)
     model(microbatch.data)  # the summed loss
 
-The modules keep their weights, `requires_grad` and methods: what is frozen before is frozen here, and `llm.save_pretrained` writes
-what was learnt.
+The modules keep their weights, `requires_grad` and methods: what is frozen before is frozen here, and `llm.save_pretrained`
+writes what was learnt.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +136,7 @@ def in_units(model: GluedModel, *, name: str = "tiny") -> WholeModel:
     def make() -> MultimodalModel:
         made = copy.deepcopy(model, dict(weights))
         if isinstance(made.decoder, PaddedDecoder):
-            made.decoder.layers[0].trunk.set_input_embeddings(nn.Identity())  # it is in the decoder already
+            made.decoder.drop_second_embedding()
         return made
 
     @torch.no_grad()
@@ -146,7 +147,8 @@ def in_units(model: GluedModel, *, name: str = "tiny") -> WholeModel:
     return WholeModel(name=name, shape=_shape(model), make=make, initialise=fill, pretrained=("the modules of make_model",))
 
 
-def _decoder(language_model: nn.Module, vocabulary: Vocabulary) -> Decoder:
+def _decoder(language_model: Any, vocabulary: Vocabulary) -> Decoder:
+    decoder: Decoder
     if isinstance(language_model, Decoder):
         decoder = language_model
     else:
@@ -156,8 +158,8 @@ def _decoder(language_model: nn.Module, vocabulary: Vocabulary) -> Decoder:
         decoder = AdaptedDecoder.of_model(language_model) if kind in FAMILIES else PaddedDecoder(language_model)
     if vocabulary.size > decoder.embed.num_embeddings:
         raise UserError(
-            f"the job's tokenizer has {vocabulary.size} tokens, but the language model embeds {decoder.embed.num_embeddings}: set "
-            "the job's text.tokenizer to that of the model, or let it embed more by resize_token_embeddings"
+            f"the job's tokenizer has {vocabulary.size} tokens, but the language model embeds {decoder.embed.num_embeddings}: "
+            "set the job's text.tokenizer to that of the model, or let it embed more by resize_token_embeddings"
         )
     return decoder
 
@@ -178,8 +180,8 @@ def _check_weights(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout) and module.p > 0:
             raise UserError(
-                f"{name} drops values with probability {module.p}, by which a step would depend on its division into microbatches: "
-                "set it to 0 in the model's configuration"
+                f"{name} drops values with probability {module.p}, by which a step would depend on its division into "
+                "microbatches: set it to 0 in the model's configuration"
             )
 
 
@@ -204,7 +206,9 @@ def _shape(model: GluedModel) -> ModelShape:
         from headrace.trainer.models.huggingface.llm import shape_of_decoder
 
         llm = shape_of_decoder(config)
-    return ModelShape(vision=_opaque(model.vision.layers, model.vision.width), audio=_opaque(model.audio.layers, model.audio.width), llm=llm)
+    return ModelShape(
+        vision=_opaque(model.vision.layers, model.vision.width), audio=_opaque(model.audio.layers, model.audio.width), llm=llm
+    )
 
 
 def _opaque(layers: nn.ModuleList, width: int) -> TransformerShape:

@@ -30,9 +30,7 @@ class PaddedTrunk(nn.Module):
         padded = x.new_zeros(shape[0] * shape[1], x.shape[1]).index_copy(0, cells, x)
         mask = torch.zeros(shape[0] * shape[1], dtype=torch.int64, device=x.device).index_fill(0, cells, 1)
         positions = {"position_ids": torch.arange(shape[1], device=x.device).expand(shape)} if self._takes_positions else {}
-        output = self.trunk(
-            inputs_embeds=padded.view(*shape, -1), attention_mask=mask.view(shape), use_cache=False, **positions
-        )
+        output = self.trunk(inputs_embeds=padded.view(*shape, -1), attention_mask=mask.view(shape), use_cache=False, **positions)
         hidden: Tensor = output[0].flatten(0, 1)[cells]
         return hidden
 
@@ -62,6 +60,11 @@ class PaddedDecoder(Decoder):
     def layer_args(self, position_ids: Tensor, segments: Segments) -> tuple[Any, ...]:
         """Return what the only layer takes besides its hidden states."""
         return position_ids, segments
+
+    def drop_second_embedding(self) -> None:
+        """Take the embedding out of the trunk, which has it too: a pipeline would hold it twice."""
+        trunk: Any = self.layers[0].trunk
+        trunk.set_input_embeddings(nn.Identity())
 
     @torch.no_grad()
     def _check_head(self, model: Any, name: str) -> None:

@@ -151,5 +151,5 @@ def _check_fits(module: nn.Module, width_in: int, group: int, width_out: int) ->
         ) from err
     if found != (2, width_out):
         raise UserError(
-            f"the projector maps 2 rows to the shape {found}, but the language model takes tokens of width {width_out}: {(2, width_out)}"
+            f"the projector maps 2 rows to the shape {found}, but the language model takes tokens of width {width_out}"
         )

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.planner import WriteItem
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from headrace.errors import UserError
 from headrace.trainer.models.huggingface.safetensors_export import Entry, Write, write_tensors
@@ -24,7 +26,7 @@ def write_checkpoint(entries: Sequence[Entry], folder: Path) -> None:
     state = {name: torch.empty(entry.shape, dtype=entry.dtype, device="meta") for name, entry in named.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled, unavailable or uninitialized")  # one process is meant
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder), planner=_Reading(named), no_dist=True)
+        save(state, storage_writer=FileSystemWriter(folder), planner=_Reading(named), no_dist=True)
 
 
 WRITERS: Mapping[str, Write] = {"safetensors": write_tensors, "dcp": write_checkpoint}
@@ -38,7 +40,7 @@ def writer(format: str) -> Write:
     return WRITERS[format]
 
 
-class _Reading(dcp.DefaultSavePlanner):
+class _Reading(DefaultSavePlanner):
     """Plans by shapes and dtypes, and reads a tensor when it is its turn."""
 
     def __init__(self, entries: Mapping[str, Entry]) -> None:

@@ -72,8 +72,9 @@ def export(
 ) -> list[Path]:
     """Write every model of `units` to `folder`, or several to folders of their units' names in it, and return these.
 
-    model: the whole model, which may be on the meta device. read: its trained parameters. write: one of
-    `dcp_export.WRITERS`. dtype: a key of DTYPES; None: that of the folder that training started from. Raises UserError where `folder` is not empty, or a tensor is nowhere.
+    model: the whole model, which may be on the meta device. read: its trained parameters. write: one of `dcp_export.WRITERS`.
+    dtype: a key of DTYPES; None: that of the folder that training started from. Raises UserError where `folder` is not empty, or
+    a tensor is nowhere.
     """
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise UserError(f"{folder} is not empty: name a folder that is, or none yet")
@@ -202,7 +203,7 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _header(file: Path, name: str) -> tuple[torch.dtype, Sequence[int]]:
+def _header(file: Path, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
     """Return dtype and shape of a stored tensor."""
     with open_tensors(file) as tensors:
         header = tensors.get_slice(name)
