@@ -80,7 +80,7 @@ def test_the_example_of_a_pipeline_trains_and_says_the_same_losses_in_all_proces
     ]
     outputs = [process.communicate(timeout=200)[0] for process in running]
     assert [process.returncode for process in running] == [0, 0, 0], outputs
-    losses = [re.findall(r" step .* loss=([\d.]+) ", output) for output in outputs]
+    losses = [re.findall(r":step .* loss=([\d.]+) ", output) for output in outputs]
     assert losses[0] == losses[1] == losses[2]
     assert len(losses[0]) == 2
 
