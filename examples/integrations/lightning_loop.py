@@ -5,6 +5,7 @@ python examples/integrations/lightning_loop.py --endpoint 127.0.0.1:7070 --job d
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -33,9 +34,11 @@ class Llama(LightningModule):
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Print the loss of a step behind its last microbatch."""
+        """Print the loss of a step, over all ranks, behind its last microbatch."""
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches == 0:
-            print(f"step {self.trainer.global_step - 1} loss {self.loss_mean:.6f}", flush=True)
+            loss = self.trainer.strategy.reduce(torch.tensor(self.loss_mean, device=self.device), reduce_op="mean")
+            if self.trainer.is_global_zero:
+                print(f"step {self.trainer.global_step - 1} loss {loss:.6f}", flush=True)
             self.loss_mean = 0.0
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -46,8 +49,9 @@ class Llama(LightningModule):
 def main() -> None:
     """Train until the job's last step is committed."""
     options = arguments()
-    rank, num_ranks = 0, 1
+    rank, num_ranks, devices = 0, 1, "auto"
     if TorchElasticEnvironment.detect():
+        devices = os.environ["LOCAL_WORLD_SIZE"]  # without GPUs Lightning would take one
         rank, num_ranks = (environment := TorchElasticEnvironment()).global_rank(), environment.world_size()
     loader = trainer.connect(options.endpoint, job=options.job, rank=rank, num_ranks=num_ranks, equal_microbatches=True)
     with loader:
@@ -55,6 +59,7 @@ def main() -> None:
         saved = ModelCheckpoint(options.checkpoints, every_n_train_steps=options.every, save_top_k=-1, save_last=True)
         training = Trainer(
             accelerator="auto",
+            devices=devices,
             max_steps=options.steps,
             max_epochs=1,  # those of the job are all in it
             accumulate_grad_batches=options.microbatches,

@@ -32,21 +32,29 @@ Loop = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def loop(calm: Any, tmp_path: Path) -> Loop:
-    """(script, job, its launcher) -> the process of a loop that goes on from its newest checkpoint."""
+    """(script, job, its launcher) -> the process of a loop that goes on from its newest checkpoint. Two ranks are in one process
+    group, and what the first one prints is read."""
     (tmp_path / "torchaudio.py").touch()  # transformers imports it where it finds one, which may be built for another torch
 
-    def start(script: str, job: str, *launcher: str) -> subprocess.Popen[str]:
+    def start(script: str, job: str, *launcher: str, ranks: int = 1, microbatches: int = 2) -> subprocess.Popen[str]:
         command = [sys.executable, *launcher, str(EXAMPLES / "integrations" / f"{script}.py"), "--endpoint", calm.endpoint]
         command += ["--job", job, "--steps", str(STEPS), "--every", str(EVERY), "--checkpoints", str(tmp_path / job)]
+        command += ["--microbatches", str(microbatches)]
+        if ranks == 2:
+            command = ["sh", "-c", 'RANK=1 LOCAL_RANK=1 "$@" > /dev/null & exec "$@"', "both", *command]
         world = {
             "RANK": "0",
             "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
+            "WORLD_SIZE": str(ranks),
+            "ACCELERATE_USE_CPU": "true",  # which `accelerate launch --cpu` sets, as torchrun sets those below
+            "TORCHELASTIC_RUN_ID": job,
+            "LOCAL_WORLD_SIZE": str(ranks),
+            "GROUP_RANK": "0",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_ports(1)[0]),
         }
         path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(world if launcher else {})}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **(world if launcher or ranks > 1 else {})}
         with (tmp_path / f"{job}.log").open("a") as errors:
             return subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -99,5 +107,25 @@ def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoin
     assert {step: before[step] for step in before if step in after} == pytest.approx(
         {step: after[step] for step in before if step in after}, rel=1e-5
     )
+    assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
+    assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("script", ["huggingface_loop", "accelerate_loop", "lightning_loop"])
+def test_two_ranks_have_the_losses_of_one_and_one_goes_on_from_their_checkpoint(
+    calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any, script: str
+) -> None:
+    """Gradients are averaged by the library's own data parallelism."""
+    if importlib.util.find_spec("accelerate") is None:
+        pytest.skip("accelerate is not installed: make test-integrations")
+    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
+    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    topology = {"replicas": 2, "microbatches": 1}
+    job, alone = (calm.submit(spec(f"{script}-{kind}-{STEPS}", topology=topology, **shape)) for kind in ("two", "one"))
+    expected = losses(loop("plain_loop", alone), tmp_path / f"{alone}.log")
+    before = losses(loop(script, job, ranks=2, microbatches=1), tmp_path / f"{job}.log", stop=KILLED_AT)
+    after = losses(loop(script, job), tmp_path / f"{job}.log")
+    assert sorted(after) == list(range(KILLED_AT - KILLED_AT % EVERY, STEPS)), "on from the newest checkpoint"
+    assert expected == pytest.approx(before | after, rel=1e-4)
     assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
     assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out

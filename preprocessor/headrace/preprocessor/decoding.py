@@ -140,7 +140,7 @@ class SizedSample:
 class SampleProcessor:
     """The preprocessing that a job's spec asks for. Stateless and thread-safe.
 
-    A process that decodes from a thread pool should call `torch.set_num_threads(1)` at its start.
+    A process that decodes recordings from a thread pool should have torch use one thread (OMP_NUM_THREADS).
     """
 
     def __init__(self, spec: JobSpec) -> None:

@@ -146,7 +146,7 @@ class Engine:
         """Run one stream from its Hello to its end. Return whether any order came, and the error that ended it, if any."""
         slots = self._threads + self._num_read_threads  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
-        hello.takes_lots = True
+        hello.takes_lots, hello.other_slots = True, max(slots, ORDER_THREADS)
         self._reports.begin(hello)
         try:
             said = metadata()

@@ -7,13 +7,13 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import socket
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
 import grpc
-import torch
 
 from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
 from headrace.message_codec import rejection_message
@@ -201,7 +201,7 @@ async def serve(
     if access == NOTHING:
         log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
     raise_file_limit()
-    torch.set_num_threads(1)  # the engine's own threads use the cores
+    os.environ["OMP_NUM_THREADS"] = "1"  # for torch, where a recording has it imported: the engine's own threads use the cores
     read_ahead = ReadAhead(max_bytes=int(READ_AHEAD_SHARE * budget_bytes), max_parts=read_ahead_parts(threads))
     media_bytes = int(PROBED_SHARE * budget_bytes)
     arena = open_arena(budget_bytes - media_bytes - read_ahead.max_bytes)

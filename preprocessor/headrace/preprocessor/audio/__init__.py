@@ -16,8 +16,8 @@ frame is dropped, or has silence behind the recording (`AudioSpec.last_frame`).
 
 Spectra are floating-point sums, so the last bit of a feature may differ between kinds of processors.
 
-All functions are thread-safe. torch parallelises inside a call by default, so a process that decodes from a thread pool should
-call `torch.set_num_threads(1)` at its start.
+All functions are thread-safe. torch, which computes the features (`headrace.preprocessor.audio.features`), is imported with the
+first recording that is decoded: that takes two seconds and 200 MB, for which jobs without recordings have no use.
 """
 
 from __future__ import annotations
@@ -26,22 +26,19 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
-from functools import lru_cache, partial
-from typing import Any, TypeAlias
+from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 import soundfile
-import torch
 from numpy.typing import NDArray
 
 from headrace.preprocessor.audio import flac, mp3, ogg
+from headrace.preprocessor.audio.analysis_window import silence_behind, window_samples
 from headrace.preprocessor.audio.container import ContainerFile, takes
-from headrace.preprocessor.audio.resampler import resampler
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
-from headrace.torchaudio_import import torchaudio
 
 _FORMATS = frozenset(("WAV", "WAVEX", "RF64", "W64", "FLAC", "OGG", "MP3", "AIFF", "AU", "CAF"))
 _OTHER_KINDS = {
@@ -56,9 +53,6 @@ _SLACK_S = 0.05  # durations in manifests are rounded
 _END_SLACK_S = 0.5  # those of MP3 are often guessed
 _MAX_RATE = 384_000  # Hz, the highest of common converters; bounds the memory of a recording together with max_seconds
 _BLOCK_SAMPLES = 2**19  # samples per block over all channels, of which a WAV may have a thousand
-# Sample rates without a large common divisor would need a filter for every phase: 44,101 to 16,000 Hz takes 2.8 GB. A
-# ratio with a small denominator is exact for all usual rates and less than 0.1 % off for the others.
-_MAX_DENOMINATOR = 1000
 _FRAME_BYTES = 4  # of mono sound
 _RESAMPLING_BYTES = 6  # for each frame: the padded signal, and the samples that each of the filters reads
 
@@ -89,10 +83,15 @@ def decode(data: bytes, spec: AudioSpec) -> NDArray[np.float16]:
     Waits for memory while other threads decode (headrace.preprocessor.decode_memory). Raises BadSampleError with the reasons
     of `probe`.
     """
+    from headrace.preprocessor.audio.features import log_mel  # of torch
+
     with _open(data, partial(_most_frames, spec)) as file:
         header = _checked(file, spec)
         with room_for(decode_bytes(header, spec)):
-            mel, finite = _features(_read(file, data, header), header, spec)
+            mono = _read(file, data, header)
+            is_split, frames = _is_split(header, spec), _mel_frames(header, spec)
+            lengths = frames_of_pieces(frames, spec) if is_split else (frames,)
+            mel, finite = log_mel(mono, header.sample_rate, _num_samples(header, spec), is_split, lengths, spec)
     if not finite:
         raise BadSampleError(Reason.CORRUPT_MEDIA, "samples are too large to have a spectrum")
     return mel
@@ -158,21 +157,6 @@ def read_mono(data: bytes, spec: AudioSpec) -> Waveform:
     """
     with _open(data, partial(_most_frames, spec)) as file:
         return _read(file, data, _checked(file, spec))
-
-
-def _features(mono: Waveform, header: Header, spec: AudioSpec) -> tuple[NDArray[np.float16], bool]:
-    """Return log-mel features, and whether all of them were finite before the conversion to float16."""
-    with torch.inference_mode():
-        samples = _resample(torch.from_numpy(mono), header, spec)
-        mel, finite, begin = np.empty((_mel_frames(header, spec), spec.mel_bins), np.float16), True, 0
-        pieces = torch.split(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else (samples,)
-        lengths = frames_of_pieces(len(mel), spec) if _is_split(header, spec) else (len(mel),)
-        for piece, frames in zip(pieces, lengths, strict=False):  # the last piece may be left out
-            silence = _silence(len(piece), spec)
-            features = _log_mel(torch.nn.functional.pad(piece, (0, silence)) if silence else piece, spec)[:frames]
-            mel[begin : begin + frames] = features.to(torch.float16).numpy()
-            finite, begin = finite and bool(features.isfinite().all()), begin + frames
-        return mel, finite
 
 
 def _read(file: File, data: bytes, header: Header) -> Waveform:
@@ -301,18 +285,14 @@ def decode_bytes(header: Header, spec: AudioSpec) -> int:
     """
     channels = header.frames * header.channels
     reading = 8 * (channels if channels <= flac.MOST_SAMPLES else _BLOCK_SAMPLES)
-    samples, window = _num_samples(header, spec), _window(spec)
+    samples, window = _num_samples(header, spec), window_samples(spec)
     at_once = min(samples, spec.most_frames * spec.hop_samples) if _is_split(header, spec) else samples
     resampling = 0 if header.sample_rate == spec.sample_rate else _RESAMPLING_BYTES * header.frames + 4 * samples
-    at_once += _silence(at_once, spec)
+    at_once += silence_behind(at_once, spec)
     frames, bins = at_once // spec.hop_samples, window // 2 + 1
     spectra = 4 * samples + 8 * at_once + frames * max(4 * window + 8 * bins, 16 * bins + 8 * spec.mel_bins)
     spectra += 2 * _mel_frames(header, spec) * spec.mel_bins if _is_split(header, spec) else 0  # the features of all pieces
     return _FRAME_BYTES * header.frames + max(reading, resampling, spectra) + 4 * bins * spec.mel_bins
-
-
-def _window(spec: AudioSpec) -> int:
-    return max(2, round(spec.window_s * spec.sample_rate))
 
 
 def _num_samples(header: Header, spec: AudioSpec) -> int:
@@ -336,49 +316,4 @@ def _shortest(spec: AudioSpec) -> int:
     """Return the fewest samples that have a spectrum and make a token."""
     padded = spec.hop_samples - 1 if spec.last_frame == "pad" else 0
     frames = spec.frames_per_token - 1 if spec.last_token == "drop" else 1
-    return max(_window(spec), spec.hop_samples, frames * spec.hop_samples - padded)
-
-
-def _silence(num_samples: int, spec: AudioSpec) -> int:
-    """Return how many zeros go behind a recording for its last mel frame, up to the longest recording that there may be."""
-    room = math.ceil(spec.most_samples(spec.sample_rate)) - num_samples
-    return max(0, min(_window(spec), room)) if spec.last_frame == "pad" else 0
-
-
-def _resample(mono: torch.Tensor, header: Header, spec: AudioSpec) -> torch.Tensor:
-    """Resample (frames,) at the header's rate to (_num_samples,) at the job's."""
-    if header.sample_rate == spec.sample_rate:
-        return mono
-    ratio = Fraction(spec.sample_rate, header.sample_rate).limit_denominator(_MAX_DENOMINATOR)
-    resampled = mono if ratio == 1 else resampler(ratio)(mono)
-    missing = _num_samples(header, spec) - len(resampled)  # rounding of the ratio
-    return torch.nn.functional.pad(resampled, (0, missing)) if missing > 0 else resampled[: len(resampled) + missing]
-
-
-def _log_mel(samples: torch.Tensor, spec: AudioSpec) -> torch.Tensor:
-    """Return the log-mel features of (samples,): (1 + samples // hop or one more, mel_bins)."""
-    transform = _mel_transform(spec)
-    window = transform.spectrogram.window
-    spectrum = torch.view_as_real(
-        torch.stft(samples, transform.n_fft, transform.hop_length, len(window), window, pad_mode="reflect", return_complex=True)
-    )
-    real, imaginary = spectrum[..., 0], spectrum[..., 1]
-    power = real.square().addcmul_(imaginary, imaginary)  # without torchaudio, which takes a root and squares it again
-    log: torch.Tensor = (power.T @ transform.mel_scale.fb).clamp_(min=1e-10).log10_()
-    return log.clamp_(min=log.max() - 8.0).add_(4.0).div_(4.0)
-
-
-@lru_cache(maxsize=8)
-def _mel_transform(spec: AudioSpec) -> Any:
-    """Return torchaudio's cached mel transform, of which the window, the sizes and the mel filters are used."""
-    window = _window(spec)
-    return torchaudio.transforms.MelSpectrogram(
-        sample_rate=spec.sample_rate,
-        n_fft=window + window % 2,
-        win_length=window,
-        hop_length=spec.hop_samples,
-        n_mels=spec.mel_bins,
-        power=2.0,
-        norm="slaney",
-        mel_scale="slaney",
-    )
+    return max(window_samples(spec), spec.hop_samples, frames * spec.hop_samples - padded)

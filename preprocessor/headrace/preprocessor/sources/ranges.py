@@ -19,8 +19,8 @@ from headrace.observability import metrics
 from headrace.preprocessor.sources.blob import filesystem, unreadable_error
 from headrace.preprocessor.sources.download import RemoteFile, Retry
 
-MOST_REQUESTS = 32
-"""Requests of this process at a time, for whatever files: as many as browsers make to a few servers together."""
+MOST_REQUESTS = 64
+"""Requests of this process at a time, for whatever files: where each takes 50 ms, as many as its interpreter can make."""
 _WEB = ("http://", "https://")
 _PARTIAL, _NOT_SATISFIABLE, _PRECONDITION_FAILED = 206, 416, 412
 _ETAG = re.compile(r"ETag=(\S+)")

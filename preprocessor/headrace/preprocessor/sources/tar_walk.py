@@ -30,7 +30,7 @@ MOST_REQUESTS = 256
 LEAST_STRIDE = 16 * 2**10
 """Bytes that a request must skip on average for walking to be worth it."""
 _STEPS = 20  # members that are skipped from one place on, one after the other: a second where a request takes 50 ms
-_MOST_PLACES = 32
+_MOST_PLACES = 64
 _SEEN_JUMPS = 4  # over members that are walked before the number of all is estimated
 _FORMAT = 1  # to be raised with every change of what is kept, so that no other release's is read
 _DIGEST_BYTES = 32

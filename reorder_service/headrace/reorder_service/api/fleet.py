@@ -127,6 +127,7 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         name=hello.preprocessor,
         endpoint=hello.endpoint,
         slots=hello.slots,
+        other_slots=hello.other_slots,
         send=outbox.put,
         introduce=introduce,
         dismiss=outbox.end,

@@ -115,7 +115,7 @@ def heartbeat_s(num_members: int) -> float:
 class Member:
     """A connected preprocessor. `send` never blocks; what it queues is bounded by the slots and the urgent work.
 
-    A member has `slots` for decoding and as many again for all other work, so that a store full of one job's parts holds up no
+    A member has `slots` for decoding and `other_slots` for all other work, so that a store full of one job's parts holds up no
     other job.
     """
 
@@ -129,6 +129,8 @@ class Member:
     """Ends the member's stream."""
     instance: str = ""
     """Identifies the member's process: only the same process may take over the name while the member is connected."""
+    other_slots: int = 0
+    """0: as many as `slots`."""
     takes_lots: bool = False
     """Whether it takes works that can be broken up as a whole; one of an older release does not."""
     leases: dict[str, Work] = field(default_factory=dict)
@@ -162,7 +164,9 @@ class Member:
         """Slots left for work of this kind. Negative for a silent member, so that it is chosen after any with a normal load."""
         if self.silent:
             return -self.slots - self.taken[keep]
-        return (self.allowed if keep and self.allowed is not None else self.slots) - self.taken[keep]
+        if not keep:
+            return (self.other_slots or self.slots) - self.taken[keep]
+        return (self.slots if self.allowed is None else self.allowed) - self.taken[keep]
 
     @property
     def silence_s(self) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.preprocessor import audio
-from headrace.preprocessor.audio import flac
+from headrace.preprocessor.audio import features, flac
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
 from headrace.torchaudio_import import torchaudio
@@ -240,7 +242,7 @@ def test_resampling_is_torchaudios(rate: int, seconds: float) -> None:
     """But for the order of the sums."""
     sound = torch.from_numpy(np.random.default_rng(1).uniform(-1, 1, round(seconds * rate)).astype(np.float32))
     header = audio.Header(sample_rate=rate, channels=1, frames=len(sound))
-    resampled = audio._resample(sound, header, AudioSpec())
+    resampled = features._resample(sound, header.sample_rate, audio._num_samples(header, AudioSpec()), AudioSpec())
     torch.testing.assert_close(resampled, torchaudio.functional.resample(sound, rate, 16_000), rtol=0, atol=1e-6)
 
 
@@ -263,3 +265,22 @@ def test_features_are_those_of_torchaudio(spec: AudioSpec) -> None:
     expected = ((torch.maximum(log, log.max() - 8) + 4) / 4).T.numpy()
     mel = audio.decode(encoded(sound, 44_100, subtype="FLOAT"), spec)
     np.testing.assert_allclose(mel, expected[: len(mel)], atol=2e-3)
+
+
+def test_nothing_but_decoding_recordings_needs_torch() -> None:
+    """It takes seconds and 200 MB, for which a preprocessor of images and text has no use; jobs' headers are read without it."""
+    program = "\n".join(
+        [
+            "import os, sys",
+            "import headrace.cli.run.preprocessor, headrace.preprocessor.server",
+            "from headrace.preprocessor import audio",
+            "from headrace.spec import AudioSpec",
+            "data = sys.stdin.buffer.read()",
+            "frames = audio.probe(data, AudioSpec())",
+            "assert 'torch' not in sys.modules",
+            "os.environ['OMP_NUM_THREADS'] = '1'",
+            "assert len(audio.decode(data, AudioSpec())) == frames",
+            "assert sys.modules['torch'].get_num_threads() == 1",
+        ]
+    )
+    subprocess.run([sys.executable, "-c", program], input=encoded(tone(440, 1.0), 16_000), check=True)

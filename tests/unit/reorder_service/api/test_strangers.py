@@ -124,6 +124,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ({"slots": 0}, "1 to 16384 slots, got 0"),
         ({"slots": -3}, "1 to 16384 slots, got -3"),
         ({"slots": 2**31 - 1}, "slots, got 2147483647"),
+        ({"other_slots": -1}, "other_slots, got -1"),
+        ({"other_slots": 16385}, "other_slots, got 16385"),
         ({"preprocessor": ""}, "must have a name"),
         ({"preprocessor": "p\n12:00:00 forged"}, "printable"),
         ({"preprocessor": "p" * 100_000}, "of 100000"),

@@ -29,12 +29,13 @@ class Bench:
         for member in self.fleet.members.values():
             self.fleet.hear(member)
 
-    def join(self, name: str, slots: int = 1, *, takes_lots: bool = True) -> Member:
+    def join(self, name: str, slots: int = 1, *, other_slots: int = 0, takes_lots: bool = True) -> Member:
         orders = self.sent.setdefault(name, [])
         member = Member(
             name=name,
             endpoint=f"{name}:1",
             slots=slots,
+            other_slots=other_slots,
             send=orders.append,
             introduce=lambda job: f"open {job}",
             dismiss=lambda: orders.append("dismissed"),

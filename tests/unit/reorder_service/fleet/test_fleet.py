@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -33,6 +34,18 @@ def test_work_waits_for_a_free_slot_and_the_lower_priority_goes_first() -> None:
     assert bench.sent["p"] == ["open job", "now"]
     finish(bench, member, next(iter(member.leases.values())))
     assert bench.sent["p"][-1] == "soon"
+
+
+@pytest.mark.parametrize(("other_slots", "others"), [(0, 2), (3, 3)])
+def test_decoding_and_other_work_have_slots_of_their_own(other_slots: int, others: int) -> None:
+    """A member of an older release says only how many it has for decoding."""
+    bench = Bench()
+    bench.join("p", slots=2, other_slots=other_slots)
+    for n in range(4):
+        bench.submit(f"index{n}")
+        bench.submit(f"decode{n}", keep=True)
+    sent = bench.sent["p"]
+    assert [sum(name.startswith(kind) for name in sent) for kind in ("decode", "index")] == [2, others]
 
 
 def test_the_member_with_most_free_slots_gets_the_work() -> None:
