@@ -80,11 +80,11 @@ class OptimizerSpec(BaseModel):
             raise ValueError(f"decay_steps must be above warmup_steps {self.warmup_steps}, got {self.decay_steps}: raise it")
         return self
 
-    def resolved(self, model_name: str, pretrained: Collection[Path] = ()) -> Self:
+    def resolved(self, model_name: str, pretrained: Collection[Path | str] = ()) -> Self:
         """Return a copy with `learning_rate` and `decay_embeddings` filled in for a model of PEAK_LEARNING_RATES.
 
-        `pretrained`: folders that the model takes its initial weights from. Raises UserError where there are any and no
-        learning rate is given.
+        `pretrained`: folders that the model takes its initial weights from, or what else. Raises UserError where there are any
+        and no learning rate is given.
         """
         fresh = PEAK_LEARNING_RATES[model_name]
         if pretrained and self.learning_rate is None:

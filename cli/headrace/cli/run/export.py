@@ -1,4 +1,4 @@
-"""`headrace export`: a checkpoint of a pipeline or of nodes as a folder that `transformers` loads."""
+"""`headrace export`: a checkpoint of a pipeline or of nodes, for `transformers` or `torch.distributed.checkpoint`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16", "float16"),
         help="of the weights (default: as training found them)",
     )
+    parser.add_argument(
+        "--format",
+        choices=("safetensors", "dcp"),
+        default="safetensors",
+        help="safetensors: for from_pretrained of transformers. dcp: for torch.distributed.checkpoint, by the names of the "
+        "model's state_dict (default: %(default)s)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -40,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
     need_transformers()
     from headrace.trainer.pipeline.checkpoint_export import export_checkpoint
 
-    for folder in export_checkpoint(checkpoint, units, args.out, dtype=args.dtype):
+    for folder in export_checkpoint(checkpoint, units, args.out, dtype=args.dtype, format=args.format):
         print(f"step {checkpoint.step} written to {folder}")
     return 0

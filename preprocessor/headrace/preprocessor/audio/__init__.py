@@ -34,8 +34,8 @@ import soundfile
 from numpy.typing import NDArray
 
 from headrace.preprocessor.audio import flac, mp3, ogg
+from headrace.preprocessor.audio.analysis_window import silence_behind, window_samples
 from headrace.preprocessor.audio.container import ContainerFile, takes
-from headrace.preprocessor.audio.window import silence_behind, window_samples
 from headrace.preprocessor.decode_memory import room_for
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec

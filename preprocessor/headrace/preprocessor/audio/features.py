@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from headrace.preprocessor.audio.analysis_window import silence_behind, window_samples
 from headrace.preprocessor.audio.resampler import resampler
-from headrace.preprocessor.audio.window import silence_behind, window_samples
 from headrace.spec import AudioSpec
 from headrace.torchaudio_import import torchaudio
 

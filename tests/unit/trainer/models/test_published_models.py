@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
+from torch.distributed import checkpoint as dcp
 from torch.nn import functional
 
 from headrace.cli.main import main
@@ -74,6 +76,29 @@ def test_transformers_answers_with_what_was_trained(name: str, tmp_path: Path) -
     assert (found - after).abs().max() < 1e-4
     assert tensors(out).keys() == tensors(source).keys()
     assert (out / "tokenizer.json").read_bytes() == (source / "tokenizer.json").read_bytes()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+@pytest.mark.parametrize(("name", "fresh"), [*((name, False) for name in FAMILIES), ("qwen2_vl", True), ("qwen2_audio", True)])
+def test_torch_distributed_checkpoint_loads_it_into_the_model_of_transformers(name: str, fresh: bool, tmp_path: Path) -> None:
+    """All of it, tied matrices and tables too, as `dcp.load` asks for every tensor of the `state_dict`."""
+    of, source, out = family(name), tmp_path / "published", tmp_path / "out"
+    (of.config.save_pretrained if fresh else of.original)(source)
+    (source / "tokenizer.json").write_text(tokenizer(of.vocabulary.size))
+    model = models.load(source, spec=of.spec, vocabulary=of.vocabulary)
+    train(model, of, steps=1)
+    after = our_logits(model, of.batch(4, begin=100)).detach()
+
+    models.export(model, source, out, format="dcp")
+
+    found = of.original(tmp_path / "another", seed=9)
+    assert (their_logits(found, of.batch(4, begin=100)) - after).abs().max() > 1e-2
+    state = found.state_dict()
+    dcp.load(state, checkpoint_id=out, no_dist=True)
+    found.load_state_dict(state)
+    assert (their_logits(found, of.batch(4, begin=100)) - after).abs().max() < 1e-4
+    assert (out / "tokenizer.json").is_file()
+    assert not list(out.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -155,6 +180,7 @@ def test_weights_keep_their_dtype_unless_another_is_asked_for(tmp_path: Path) ->
     assert adapted.pretrained(adapted_units) == [source]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_part_of_a_model_is_exported_with_what_was_not_trained_as_it_was(tmp_path: Path) -> None:
     of = family("llava")
     of.original(tmp_path / "llava")
@@ -175,11 +201,18 @@ def test_a_part_of_a_model_is_exported_with_what_was_not_trained_as_it_was(tmp_p
     weights = {TensorKey(name=name, kind=WEIGHT): tensor.detach() for name, tensor in model.named_parameters()}
     write(tmp_path / "saved", 1, 0, 1, {}, weights)
 
-    assert main(["export", str(tmp_path / "saved"), str(tmp_path / "out"), "--vision", str(tmp_path / "llava")]) == 0
+    arguments = ["export", str(tmp_path / "saved"), "--vision", str(tmp_path / "llava")]
+    assert main([*arguments, str(tmp_path / "out")]) == 0
+    assert main([*arguments, str(tmp_path / "dcp"), "--format", "dcp", "--dtype", "bfloat16"]) == 0
 
     before, after = tensors(tmp_path / "llava"), tensors(tmp_path / "out")
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"vision_tower.embeddings.patch_embedding.weight"}
+    tower = transformers.CLIPVisionModel(of.config.vision_config).bfloat16()
+    state = tower.state_dict()
+    dcp.load(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    expected = {name.removeprefix("vision_tower."): tensor for name, tensor in after.items() if name.startswith("vision_tower.")}
+    assert all(torch.equal(tensor, expected[name].bfloat16()) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from torch.utils.checkpoint import checkpoint
 from headrace.model_shape import TransformerShape
 from headrace.sample import LABEL_IGNORED
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.block import decoder_blocks
+from headrace.trainer.models.block import decoder_blocks, encoder_blocks
 from headrace.trainer.models.decoder import Decoder
 from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.rotary import rotation
 from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, reduce, split_rows, sum_to_share
 from headrace.trainer.pipeline.tensor_parallel import Slices, cut_dimension, slice_of
 from headrace.trainer.pipeline.vocabulary_parallel import cut_vocabulary, sliced_token_loss
+from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
 SLICES = 3
 TIMEOUT_S = 60.0  # of a wait for each other
@@ -31,6 +33,9 @@ ROWS = (1, 2, 3, 7, 9)
 """Fewer than slices, a multiple of them, and neither."""
 WIDTH, VOCAB, TARGETS = 12, 10, 5
 SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
+
+TOLERANCE = {"biases": 5e-5, "put off": 5e-5, "bfloat16 products": 0.15, "frozen": 5e-5}
+"""Kinds of layers, and the most an error may be of a tensor, both as norms. Whole layers in bfloat16 are up to 0.094 off."""
 
 Run = list[dict[str, Any]]
 """What each slice computed."""
@@ -53,6 +58,7 @@ def compute(rank: int, folder: Path) -> None:
         **{f"rows {rows}": exchanged(rank, rows, group) for rows in ROWS},
         **{f"layers {rows}": of_layers(layers(), rows, [Slices(group)]) for rows in ROWS},
         **{f"stages {rows}": of_layers(layers(), rows, [Slices(group), Slices(group)]) for rows in ROWS},
+        **{kind: of_kind(kind, [Slices(group)]) for kind in TOLERANCE},
         **{f"vocabulary {chunk}": of_vocabulary(chunk, group) for chunk in (1, TARGETS)},
         "no target": of_nothing(group),
         "bfloat16": of_half_precision(group),
@@ -108,6 +114,26 @@ def test_layers_in_slices_compute_the_whole(run: Run, what: str, rows: int) -> N
             dimension = cut_dimension(name)
             expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
             torch.testing.assert_close(found[name], expected, rtol=0, atol=5e-5 * max(1.0, float(tensor.abs().max())))
+
+
+@pytest.mark.parametrize("kind", TOLERANCE)
+def test_layers_of_any_kind_in_slices_compute_the_whole(run: Run, kind: str) -> None:
+    whole = of_kind(kind, [])
+    del whole["sent"]
+    for rank, answer in enumerate(run):
+        for name, tensor in whole.items():
+            if name not in answer[kind]:
+                assert rank > 0, "only the first slice adds these"
+                assert name.endswith(".out.bias"), name
+                continue
+            dimension = cut_dimension(name)
+            expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
+            assert (answer[kind][name] - expected).norm() <= TOLERANCE[kind] * tensor.norm(), name
+
+
+def test_frozen_layers_have_no_gradients_and_pass_on_those_of_their_rows(run: Run) -> None:
+    for answer in run:
+        assert set(answer["frozen"]) == {"output", "x", "sent"}
 
 
 @pytest.mark.parametrize("chunk", [1, TARGETS])
@@ -171,10 +197,11 @@ def layers() -> nn.Module:
     return seeded(decoder_blocks(SHAPE))
 
 
-def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices]) -> dict[str, Tensor]:
+def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices], *, puts_off: bool = False) -> dict[str, Tensor]:
     """Output and all gradients of two layers on `rows` rows, the first layer recomputed in its backward.
 
-    stages: the slices of each of two stages, of one stage that has both layers, or none for whole layers.
+    stages: the slices of each of two stages, of one stage that has both layers, or none for whole layers. puts_off: whether the
+    weights of slices get their gradients behind the backward, as under `zero-bubble`.
     """
     first, second = blocks.children()
     if len(stages) == 2:
@@ -182,6 +209,7 @@ def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices]) -> dict[st
         stages[1].shard([second], is_first=False)
     elif stages:
         stages[0].shard([first, second])
+    weight_gradients = WeightGradients(blocks if puts_off and stages else nn.ModuleList())
     run = [stages[number].with_rows(layer, rows) if stages else layer for number, layer in ((0, first), (-1, second))]
     positions = torch.arange(rows)
     args = (
@@ -195,14 +223,31 @@ def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices]) -> dict[st
     sent = hidden.detach().requires_grad_()
     assert not stages or len(sent) == stages[0].rows_between_stages(rows)
     output = run[1](sent, *args)
-    output.square().sum().backward()
-    hidden.backward(sent.grad)
+    with torch.autocast("cpu", enabled=False):  # as the executor runs it
+        output.float().square().sum().backward()
+        hidden.backward(sent.grad)
+        if puts_off and stages:
+            assert all("norm" in name for name, parameter in blocks.named_parameters() if parameter.grad is not None)
+        weight_gradients.take()()
     for slices in stages:
         for parameter in slices.partial:
+            if not parameter.requires_grad:
+                continue
             assert parameter.grad is not None
             reduce(parameter.grad, slices.group)
     gradients = {name: parameter.grad for name, parameter in blocks.named_parameters() if parameter.grad is not None}
     return {"output": output.detach(), "x": x.grad, "sent": sent.detach(), **gradients}  # type: ignore[dict-item]
+
+
+def of_kind(kind: str, stages: Sequence[Slices]) -> dict[str, Tensor]:
+    """What `of_layers` returns of one stage, or of whole layers, of one kind."""
+    if kind == "biases":
+        return of_layers(seeded(encoder_blocks(replace(SHAPE, gated=False))), 7, stages)
+    if kind == "bfloat16 products":
+        with torch.autocast("cpu", torch.bfloat16):
+            return of_layers(layers(), 7, stages)
+    blocks = layers().requires_grad_(kind != "frozen")
+    return of_layers(blocks, 7, stages, puts_off=kind == "put off")
 
 
 def make_decoder() -> Decoder:

@@ -37,18 +37,21 @@ def load(
     return model
 
 
-def export(model: MultimodalModel, source: Path | str, folder: Path | str, *, dtype: str | None = None) -> None:
+def export(
+    model: MultimodalModel, source: Path | str, folder: Path | str, *, dtype: str | None = None, format: str = "safetensors"
+) -> None:
     """Write a model of `load` to `folder`, which must be empty or absent, as a folder that `transformers` loads.
 
     source: the folder that it was loaded from, from which configuration and tokenizer are copied. dtype: "float32", "bfloat16" or
-    "float16"; None: that of the source. Raises UserError.
+    "float16"; None: that of the source. format: "safetensors", or "dcp" for `torch.distributed.checkpoint`. Raises UserError.
     """
     from headrace.trainer.models.adapted_units import HuggingFaceUnits
-    from headrace.trainer.models.huggingface.safetensors_export import export as write
+    from headrace.trainer.models.huggingface.dcp_export import writer
+    from headrace.trainer.models.huggingface.safetensors_export import export as export_units
 
     parameters = dict(model.named_parameters())
 
     def read(name: str, _: Any) -> torch.Tensor:
         return parameters[name].detach().cpu()
 
-    write(model, HuggingFaceUnits(whole=Path(source)), read, Path(folder), dtype)
+    export_units(model, HuggingFaceUnits(whole=Path(source)), read, Path(folder), writer(format), dtype)

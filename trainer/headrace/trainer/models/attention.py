@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
@@ -31,30 +31,33 @@ class Segments:
         return cls(lengths=lengths, longest=max(lengths, default=0), cu_seqlens=cu_seqlens)
 
 
-def packed_attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool) -> Tensor:
+def packed_attention(
+    q: Tensor, k: Tensor, v: Tensor, segments: Segments, *, causal: bool, keys: Segments | None = None
+) -> Tensor:
     """Return scaled dot-product attention inside every segment.
 
     q: (T, H, D); k, v: (T, H_kv, D) with H a multiple of H_kv (grouped queries: Ainslie et al. 2023, section 2.2).
-    Returns (T, H, D). Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else
-    takes one call of the dense kernel for every run of equally long segments.
+    keys: the segments of k and v where they are not those of q, as many and none of them empty. Returns (T, H, D).
+
+    Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else takes one call of the
+    dense kernel for every run of equally long segments.
     """
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and segments.longest:
-        return _flash(q, k, v, segments, causal)
+        return _flash(q, k, v, segments, keys or segments, causal)
     outputs = [
-        _dense(q[start:end], k[start:end], v[start:end], count, causal)
-        for start, end, count in _equal_runs(segments.lengths)
-        if end > start
+        _dense(q[rows], k[of_keys], v[of_keys], count, causal)
+        for rows, of_keys, count in _equal_runs(segments.lengths, (keys or segments).lengths)
+        if rows.stop > rows.start
     ]
     return torch.cat(outputs) if outputs else torch.empty_like(q)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, causal: bool) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, keys: Segments, causal: bool) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # imports the compiler: 1.5 s, which CPU processes are spared
 
-    longest = segments.longest
     window = (-1, 0) if causal else (-1, -1)
-    offsets = segments.cu_seqlens
-    output = varlen_attn(q, k, v, offsets, offsets, longest, longest, window_size=window, enable_gqa=True)
+    offsets, of_keys = segments.cu_seqlens, keys.cu_seqlens
+    output = varlen_attn(q, k, v, offsets, of_keys, segments.longest, keys.longest, window_size=window, enable_gqa=True)
     if not isinstance(output, Tensor):
         raise TypeError("varlen_attn returned auxiliary outputs that were not asked for")
     return output
@@ -67,10 +70,11 @@ def _dense(q: Tensor, k: Tensor, v: Tensor, count: int, causal: bool) -> Tensor:
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
-def _equal_runs(lengths: Iterable[int]) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, end, number of segments) of every run of consecutive segments of equal length."""
-    start = 0
-    for length, run in groupby(lengths):
+def _equal_runs(lengths: Sequence[int], of_keys: Sequence[int]) -> Iterable[tuple[slice, slice, int]]:
+    """Yield the queries, the keys and the number of segments of every run of consecutive segments of equal lengths."""
+    start = of_key = 0
+    for (length, key_length), run in groupby(zip(lengths, of_keys, strict=True)):
         count = sum(1 for _ in run)
-        yield start, start + count * length, count
-        start += count * length
+        rows, keys = slice(start, start + count * length), slice(of_key, of_key + count * key_length)
+        yield rows, keys, count
+        start, of_key = rows.stop, keys.stop

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,16 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
         """Attend inside each of the segments; `rotation` has the angles of the tokens in x."""
         x = cast_once(x)
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.query, self.key, self.value))
+        return self.attend(self.query(x), self.key(x), self.value(x), rotation, segments)
+
+    @property
+    def entries(self) -> Sequence[nn.Linear]:
+        """The matrices that take x, whose products `attend` takes."""
+        return self.query, self.key, self.value
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """Do what `forward` does behind the products of `entries`, each (T, its heads * head_dim)."""
+        q, k, v = (product.unflatten(-1, (-1, self.head_dim)) for product in (q, k, v))  # type: ignore[no-untyped-call]
         mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
         output: Tensor = self.out(mixed.flatten(1))
         return output
@@ -48,7 +57,17 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to each row."""
         x = cast_once(x)
-        inner = functional.gelu(self.up(x)) if self.gate is None else functional.silu(self.gate(x)) * self.up(x)
+        return self.narrow(*[project(x) for project in self.entries])
+
+    @property
+    def entries(self) -> Sequence[nn.Linear]:
+        """The matrices that take x, whose products `narrow` takes."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
+
+    def narrow(self, *products: Tensor) -> Tensor:
+        """Do what `forward` does behind the products of `entries`, each (T, mlp)."""
+        first, *others = products
+        inner = functional.silu(first) * others[0] if others else functional.gelu(first)
         output: Tensor = self.out(inner)
         return output
 

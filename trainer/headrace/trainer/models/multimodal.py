@@ -248,7 +248,7 @@ def build_model(
 
 
 @torch.no_grad()
-def initialise(model: MultimodalModel, seed: int) -> None:
+def initialise(model: nn.Module, seed: int) -> None:
     """Initialise the weights as GPT-2 does (Radford et al. 2019, section 2.3).
 
     Weights are normal with deviation 0.02; those of projections onto the residual stream are divided by the root of the number

@@ -60,7 +60,7 @@ class Projector(nn.Module):
 
     def groups(self, lengths: Tensor) -> Groups:
         """Return the groups of segments of these (n,) lengths, on the host as they are."""
-        padded = self.token_counts(lengths) * self.group
+        padded = Projector.token_counts(self, lengths) * self.group
         if torch.equal(padded, lengths):
             return Groups(num_rows=int(lengths.sum()), rows=None)
         moved = cumulative(padded)[:-1] - cumulative(lengths)[:-1]

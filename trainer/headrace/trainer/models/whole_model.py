@@ -27,8 +27,8 @@ class WholeModel:
     """Builds it on the meta device."""
     initialise: Callable[[MultimodalModel, int], None]
     """Gives the modules of a stage their initial weights for a seed."""
-    pretrained: Sequence[Path] = ()
-    """Folders of pretrained weights that training starts from."""
+    pretrained: Sequence[Path | str] = ()
+    """Folders of pretrained weights that training starts from, or what else has them, in words."""
 
     @classmethod
     def of(cls, name: str, spec: JobSpec, vocabulary: Vocabulary, units: HuggingFaceUnits, *, dropout: float = 0.0) -> WholeModel:

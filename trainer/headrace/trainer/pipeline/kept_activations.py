@@ -24,7 +24,8 @@ from headrace.trainer.pipeline.stage import ENCODERS, Stage
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
 
 _TEXT, _SIDE, _FRAMES = 64, 8, 128
-"""Tokens of text, image tokens along each side of the image, and mel frames of the recording of a made-up sample."""
+"""Tokens of text, image tokens along each side of the image where the job has no size of its own, and mel frames of the recording
+of a made-up sample."""
 _SAMPLES = 1, 3
 """Numbers of samples of which the difference counts: casts of weights and the like do not grow with the samples."""
 
@@ -98,7 +99,8 @@ def _batch(count: int, stage: Stage, topology: PipelineTopology, image: ImageSpe
     """
     placeholders = stage.model.image_token_id, stage.model.audio_token_id
     has_image, has_audio = ({encoder, ENCODER} & set(topology.units) for encoder in ENCODERS)
-    patches = ((_SIDE * image.merge) ** 2,) if has_image and placeholders[0] >= 0 else ()
+    side = image.side // (image.patch * image.merge) if image.fit in ("square", "tiles") else _SIDE
+    patches = ((side * image.merge) ** 2,) if has_image and placeholders[0] >= 0 else ()
     frames = (min(_FRAMES, audio.most_frames),) if has_audio and placeholders[1] >= 0 else ()
     num_tokens = _TEXT + sum(uncut_tokens(count, image) for count in patches) + sum(map(audio.num_tokens, frames))
     probe = Probe(name="made up", num_tokens=num_tokens, num_targets=0, image_patches=patches, mel_frames=frames)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,14 @@ from typing import Any
 import torch
 
 from headrace.errors import UserError
+from headrace.manifest import Vocabulary
 from headrace.observability.logs import pairs
+from headrace.spec import JobSpec
 from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
+from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.glue import GluedModel, in_units
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
@@ -55,6 +59,7 @@ def train_pipeline(
     fresh_weights: bool = False,
     hang_timeout_s: float = HANG_TIMEOUT_S,
     evaluate_every: int | None = None,
+    make_model: Callable[[JobSpec, Vocabulary], GluedModel] | None = None,
 ) -> None:
     """Train until the job's last step is committed, as one of the processes that torchrun started.
 
@@ -65,6 +70,8 @@ def train_pipeline(
     `evaluate_every`: as in `train.train`.
     `checkpoint`: folder, visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one.
     `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one.
+    `make_model`: makes a model of modules of the user's in place of the topology's, in every process, which keeps its unit of it.
+    It must give all processes equal weights.
     """
     if threads is not None:
         torch.set_num_threads(threads)
@@ -89,7 +96,7 @@ def train_pipeline(
             name = model_name or loader.spec.model
             _check_units(loader, topology)
             topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
-            model = WholeModel.of(name, loader.spec, loader.vocabulary, topology.model, dropout=topology.dropout)
+            model = _model(loader, topology, name, make_model)
             topology.check(num_ranks(), model.shape)
             warn_quadratic_attention(device.type, precision, model.shape)
             spec = loader.spec
@@ -181,6 +188,20 @@ def _evaluate(loader: PipelineLoader, step: PipelineStep, name: str) -> tuple[fl
             loss_sum, num_targets = loss_sum + loss, num_targets + targets
         evaluating.settle()
     return loss_sum, num_targets
+
+
+def _model(
+    loader: PipelineLoader,
+    topology: PipelineTopology,
+    name: str,
+    make_model: Callable[[JobSpec, Vocabulary], GluedModel] | None,
+) -> WholeModel:
+    spec, vocabulary = loader.spec, loader.vocabulary
+    if make_model is None:
+        return WholeModel.of(name, spec, vocabulary, topology.model, dropout=topology.dropout)
+    if topology.model != HuggingFaceUnits() or topology.dropout:
+        raise UserError("make_model gives the whole model: leave model and dropout out of the topology")
+    return in_units(make_model(spec, vocabulary), name=name)
 
 
 def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:

@@ -175,7 +175,7 @@ class Stage(nn.Module, ABC):
     def freeze(self, *, trunk: bool, projector: bool, layers: int = 0) -> None:
         """Freeze the projector if `projector`, and of all other parameters all if `trunk`, else those of the unit's first layers.
 
-        layers: number of these layers, unless 0 with the modules in front of them. What is not frozen becomes trainable.
+        layers: number of these layers, unless 0 with the modules in front of them. What is frozen in the model stays frozen.
         """
         for name, parameter in self.model.named_parameters():
             first, *rest = name.split(".")
@@ -185,7 +185,7 @@ class Stage(nn.Module, ABC):
                 frozen = trunk or int(rest[1]) < layers
             else:
                 frozen = trunk or (layers > 0 and rest[0] not in _BEHIND_LAYERS)
-            parameter.requires_grad_(not frozen)
+            parameter.requires_grad_(parameter.requires_grad and not frozen)
 
     def hold_frozen(self, dtype: torch.dtype) -> None:
         """Convert frozen matrices of layers, head and projector, and the LLM's embedding, to `dtype`, that of matrix products.

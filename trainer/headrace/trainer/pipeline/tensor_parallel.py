@@ -23,8 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.errors import UserError
-from headrace.trainer.models.block import cast_once
-from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, split_rows, sum_to_share
+from headrace.trainer.models.attention import Segments
+from headrace.trainer.models.block import Block, cast_once
+from headrace.trainer.models.rotary import Rotation
+from headrace.trainer.pipeline.gathered_products import gathered_products
+from headrace.trainer.pipeline.slice_collectives import add_sum, gather_rows, join_rows, join_sum, split_rows, sum_to_share
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 """Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
@@ -65,15 +68,44 @@ class Slices:
             _check_matrices(layer)
             self.partial += _row_wise(layer)
             _cut(layer, self.group.rank(), self.group.size())
-            for module in _named_like(layer, _ENTRIES):
-                module.register_forward_pre_hook(self._enter, with_kwargs=True)
-            for module in _named_like(layer, _ROWS):
-                module.register_forward_hook(self._leave)
-        self._sends_shares = all(_inner(layer) is layer for layer in layers)
-        if layers and (is_first or not self._sends_shares):
-            _inner(layers[0]).register_forward_pre_hook(self._split)
-        if layers and (is_last or not self._sends_shares):
-            _inner(layers[-1]).register_forward_hook(self._join)
+        self._sends_shares = all(isinstance(layer, Block) for layer in layers)
+        for index, layer in enumerate(layers):
+            splits = index == 0 and (is_first or not self._sends_shares)
+            joins = index == len(layers) - 1 and (is_last or not self._sends_shares)
+            if isinstance(layer, Block):
+                layer.forward = self._sliced(layer, splits, joins)  # type: ignore[method-assign]
+            else:
+                self._hook(layer, splits, joins)
+
+    def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[..., Tensor]:
+        """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
+        group = self.group
+        attention, mlp = block.attention, block.mlp  # once, as torch looks up a module's attributes in Python
+        attention_norm, attention_entries = block.attention_norm, attention.entries
+        mlp_norm, mlp_entries = block.mlp_norm, mlp.entries
+        add_last = join_sum if joins else add_sum
+
+        def forward(x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+            num_rows = self._num_rows
+            if splits:
+                x = split_rows(x, group)
+            q, k, v = gathered_products(attention_norm(x), num_rows, attention_entries, group)
+            x = add_sum(x, attention.attend(q, k, v, rotation, segments), group)
+            products = gathered_products(mlp_norm(x), num_rows, mlp_entries, group)
+            return add_last(x, mlp.narrow(*products), group)
+
+        return forward
+
+    def _hook(self, layer: nn.Module, splits: bool, joins: bool) -> None:
+        """Make a layer that is no `Block` exchange rows. Hooks cost the host more than the calls of `_sliced`."""
+        for module in _named_like(layer, _ENTRIES):
+            module.register_forward_pre_hook(self._enter, with_kwargs=True)
+        for module in _named_like(layer, _ROWS):
+            module.register_forward_hook(self._leave)
+        if splits:
+            _inner(layer).register_forward_pre_hook(self._split)
+        if joins:
+            _inner(layer).register_forward_hook(self._join)
 
     def rows_between_stages(self, num_rows: int) -> int:
         """Return how many rows this slice sends another stage of a microbatch of `num_rows`, padding included."""

@@ -49,6 +49,11 @@ class WeightGradients:
         return y
 
 
+def puts_off(layer: nn.Linear) -> bool:
+    """Whether some `WeightGradients` computes the layer, so that it must be called as a module."""
+    return "forward" in vars(layer)
+
+
 class _Linear(torch.autograd.Function):
     """`functional.linear` whose backward puts off the gradients of weight and bias, and keeps the tensors that they need."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headrace.errors import UserError
 from headrace.model_shape import TransformerShape
@@ -15,8 +15,8 @@ from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.decoder import Decoder
-from headrace.trainer.models.huggingface.packed_layer import PackedLayer
-from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, Published, read_config, skeleton
+from headrace.trainer.models.huggingface.packed_layer import PACKED, PackedLayer
+from headrace.trainer.models.huggingface.parts import Adapted, PerDevice, Published, check_dropout, read_config, skeleton
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
 """Supported values of a configuration's `model_type`; Qwen2.5 has qwen2."""
@@ -42,7 +42,26 @@ class AdaptedDecoder(Adapted, Decoder):
                 "set the job's text.tokenizer to the tokenizer.json of the model"
             )
         model = whole.model if whole else skeleton(AutoModelForCausalLM.from_config, config)
-        trunk = model.model.language_model if whole else model.model
+        self._take(model, model.model.language_model if whole else model.model, config)
+        self.adopt(model.model.language_model, path, whole) if whole else self.adopt(model, path)
+
+    @classmethod
+    def of_model(cls, model: PreTrainedModel) -> AdaptedDecoder:
+        """Return the decoder of a model of FAMILIES in memory, whose modules and weights it shares.
+
+        The model's attention is PACKED from then on. Raises UserError if the model cannot run on packed samples.
+        """
+        path = Path(model.name_or_path or type(model).__name__)
+        check_dropout(model.config.to_dict())
+        decoder = cls.__new__(cls)
+        nn.Module.__init__(decoder)
+        decoder._take(model, model.model, _checked(model.config, path))
+        decoder.adopt(model, path)
+        model.set_attn_implementation(PACKED)
+        return decoder
+
+    def _take(self, model: Any, trunk: Any, config: Any) -> None:
+        self.config = config
         self.width = config.hidden_size
         self.embed = trunk.embed_tokens
         self.layers = nn.ModuleList(PackedLayer(layer) for layer in trunk.layers)
@@ -52,7 +71,6 @@ class AdaptedDecoder(Adapted, Decoder):
         self._rotary = PerDevice(type(trunk.rotary_emb), trunk.config)
         self.is_mrope = _is_mrope(config)
         """Whether tokens have positions in time, height and width (M-RoPE)."""
-        self.adopt(trunk, path, whole) if whole else self.adopt(model, path)
 
     def positions(self, microbatch: PackedMicrobatch) -> Tensor:
         """Return the positions of the tokens: (T,), or (3, T) with M-RoPE.
@@ -84,7 +102,11 @@ def _is_mrope(config: Any) -> bool:
 
 def decoder_shape(path: Path, *, is_whole: bool = False) -> TransformerShape:
     """Return the sizes of the decoder in the model at `path`, a whole one or an llm. Raises UserError for an unsupported one."""
-    config = _config(path, is_whole=is_whole)
+    return shape_of_decoder(_config(path, is_whole=is_whole))
+
+
+def shape_of_decoder(config: Any) -> TransformerShape:
+    """Return the sizes of the decoder with this configuration of `transformers`."""
     return TransformerShape(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -102,6 +124,11 @@ def _config(path: Path, *, is_whole: bool) -> Any:
     if config.model_type not in supported:
         inside = "the llm of the model" if is_whole else "the model"
         raise UserError(f"{inside} in {path} is a {config.model_type!r}; an llm is one of {', '.join(FAMILIES)}")
+    return _checked(config, path)
+
+
+def _checked(config: Any, path: Path) -> Any:
+    """Return a decoder's configuration. Raises UserError for rotary positions that cannot be packed."""
     kind = config.rope_parameters["rope_type"]
     if kind in _BY_LENGTH:
         raise UserError(

@@ -40,15 +40,16 @@ def skeleton(make: Callable[..., Any], config: PretrainedConfig) -> Any:
 
     Raises UserError for a configuration with dropout, by which a step would depend on its division into microbatches.
     """
-    _check_dropout(config.to_dict())
+    check_dropout(config.to_dict())
     with torch.device("meta"):
         return make(config, attn_implementation=PACKED, dtype=torch.float32)
 
 
-def _check_dropout(config: Mapping[str, Any]) -> None:
+def check_dropout(config: Mapping[str, Any]) -> None:
+    """Raise UserError for a model's configuration with dropout, in it or in a part of it."""
     for name, value in config.items():
         if isinstance(value, dict):
-            _check_dropout(value)
+            check_dropout(value)
         elif isinstance(value, int | float) and value > 0 and ("dropout" in str(name) or "layerdrop" in str(name)):
             raise UserError(
                 f"the model's {name} is {value}, but dropout here is that of the topology: set it to 0 in its config.json"

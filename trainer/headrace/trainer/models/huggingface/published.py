@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import transformers
-from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.spec import AudioSpec, ImageSpec
+from headrace.trainer.models.absent_units import NoAudio, NoProjector, NoVision
 from headrace.trainer.models.audio_encoder import AudioEncoder
 from headrace.trainer.models.huggingface.intern_vision import intern_vision
 from headrace.trainer.models.huggingface.llava_vision import llava_layers, llava_vision
@@ -99,8 +99,8 @@ def published_model(
     names = frozenset(name for name, _ in model.named_parameters())
     whole = Published(path=path, model=model, layouts=family.layouts, names=names)
     decoder = AdaptedDecoder(path, vocab_size=vocab_size, whole=whole)
-    vision: Vision = (_NoVision(path), _NoProjector()) if family.vision is None else family.vision(whole, image)
-    recordings: Audio = (_NoAudio(path), _NoProjector()) if family.audio is None else family.audio(whole, audio)
+    vision: Vision = (NoVision(f"the model in {path}"), NoProjector()) if family.vision is None else family.vision(whole, image)
+    recordings: Audio = (NoAudio(f"the model in {path}"), NoProjector()) if family.audio is None else family.audio(whole, audio)
     return MultimodalModel.of(
         vision=vision,
         audio=recordings,
@@ -141,35 +141,3 @@ def _check_placeholder(path: Path, kind: str, of_model: int | None, of_job: int)
             f"the job's token of {kind} placeholders is {of_job}, and that of the model in {path} is {of_model} "
             f"({kind}_token_id): set the job's text.tokenizer to the tokenizer.json of the model, and its text.template"
         )
-
-
-class _NoVision(VisionEncoder):
-    """The encoder of images of a model that takes none."""
-
-    def __init__(self, path: Path) -> None:
-        nn.Module.__init__(self)
-        self.width, self.layers, self._path = 0, nn.ModuleList(), path
-
-    def layout(self, image_grids: Tensor, _: Tensor) -> Any:
-        """Raise UserError: there are images, and the model takes none."""
-        raise UserError(f"a sample has {len(image_grids)} images, and the model in {self._path} takes none: leave them out")
-
-
-class _NoAudio(AudioEncoder):
-    """The encoder of recordings of a model that takes none."""
-
-    def __init__(self, path: Path) -> None:
-        nn.Module.__init__(self)
-        self.width, self.layers, self._path = 0, nn.ModuleList(), path
-
-    def convolutions(self, mel_frames: Tensor) -> Any:
-        """Raise UserError: there are recordings, and the model takes none."""
-        raise UserError(f"a sample has {len(mel_frames)} recordings, and the model in {self._path} takes none: leave them out")
-
-
-class _NoProjector(Projector):
-    """The projector behind an encoder that the model does not have."""
-
-    def __init__(self) -> None:
-        nn.Module.__init__(self)
-        self.group = 1

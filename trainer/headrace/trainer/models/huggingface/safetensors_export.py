@@ -43,20 +43,38 @@ Read = Callable[[str, Sequence[int]], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Entry:
+class Entry:
     """A tensor of the exported folder."""
 
     name: str
+    """As published models are stored."""
+    own_names: Sequence[str]
+    """In the `state_dict` of the model of `transformers`: several where it is tied, none where it is of another model."""
+    shape: Sequence[int]
     dtype: torch.dtype
-    num_bytes: int
-    read: Callable[[], Tensor]
+    read_as_found: Callable[[], Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def read(self) -> Tensor:
+        """Return the tensor in its dtype, on the host."""
+        return self.read_as_found().to(self.dtype).contiguous()
 
 
-def export(model: MultimodalModel, units: HuggingFaceUnits, read: Read, folder: Path, dtype: str | None = None) -> list[Path]:
+Write = Callable[[Sequence[Entry], Path], None]
+"""Writes all tensors to a folder."""
+
+
+def export(
+    model: MultimodalModel, units: HuggingFaceUnits, read: Read, folder: Path, write: Write, dtype: str | None = None
+) -> list[Path]:
     """Write every model of `units` to `folder`, or several to folders of their units' names in it, and return these.
 
-    model: the whole model, which may be on the meta device. read: its trained parameters. dtype: a key of DTYPES; None: that of
-    the folder that training started from. Raises UserError where `folder` is not empty, or a tensor is nowhere.
+    model: the whole model, which may be on the meta device. read: its trained parameters. write: one of `dcp_export.WRITERS`.
+    dtype: a key of DTYPES; None: that of the folder that training started from. Raises UserError where `folder` is not empty, or
+    a tensor is nowhere.
     """
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise UserError(f"{folder} is not empty: name a folder that is, or none yet")
@@ -70,12 +88,14 @@ def export(model: MultimodalModel, units: HuggingFaceUnits, read: Read, folder: 
             of_unit = "decoder" if unit == "llm" else unit
             parts = [name for name in parts if name in (of_unit, f"{of_unit}_projector")]
         into = folder if len(named) == 1 else folder / unit
-        _write_folder({name: model.get_submodule(name) for name in parts}, path, read, into, dtype)
+        _write_folder({name: model.get_submodule(name) for name in parts}, path, read, into, write, dtype)
         written.append(into)
     return written
 
 
-def _write_folder(parts: Mapping[str, torch.nn.Module], path: Path, read: Read, folder: Path, dtype: str | None) -> None:
+def _write_folder(
+    parts: Mapping[str, torch.nn.Module], path: Path, read: Read, folder: Path, write: Write, dtype: str | None
+) -> None:
     source = path if path.is_dir() else path.parent
     config = json.loads((source / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
     entries = _entries(parts, source, read, config, dtype)
@@ -90,7 +110,7 @@ def _write_folder(parts: Mapping[str, torch.nn.Module], path: Path, read: Read, 
     if dtype is not None:
         _name_dtype(config, dtype)
     (growing / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _write_tensors(entries, growing)
+    write(entries, growing)
     if folder.exists():
         folder.rmdir()
     growing.rename(folder)
@@ -98,7 +118,7 @@ def _write_folder(parts: Mapping[str, torch.nn.Module], path: Path, read: Read, 
 
 def _entries(
     parts: Mapping[str, torch.nn.Module], source: Path, read: Read, config: Mapping[str, object], dtype: str | None
-) -> list[_Entry]:
+) -> list[Entry]:
     """Return the tensors of the folder, sorted by name. Raises UserError for one that is neither trained nor in the source."""
     files = tensor_files(source) if has_weights(source) else {}
     units = {name: unit for name, unit in parts.items() if isinstance(unit, Adapted)}
@@ -111,20 +131,22 @@ def _entries(
     layout = layout_of(files, ours, layouts) if files else layouts[0]
     tied = {stored_name(name, layout) for unit in units.values() for name in unit.tied_names}
     usual = DTYPES.get(str(config.get("dtype") or config.get("torch_dtype")), torch.float32)
+    aliases = {unit.stored_names["embed.weight"]: unit.tied_names for unit in units.values() if unit.tied_names}
+    own = {stored_name(name, layout): name for unit in units.values() for name in unit.model_names}
     entries = []
     for name, of_name in ours.items():
         stored = stored_name(name, layout)
-        into = DTYPES[dtype] if dtype else _size_of(files[stored], stored)[0] if stored in files else usual
-        num_elements = sum(torch.Size(shape).numel() for _, shape in of_name)
-        entries.append(
-            _Entry(name=stored, dtype=into, num_bytes=num_elements * into.itemsize, read=partial(_joined, read, of_name))
-        )
+        into = DTYPES[dtype] if dtype else _header(files[stored], stored)[0] if stored in files else usual
+        shape = (sum(part[0] for _, part in of_name), *of_name[0][1][1:])
+        names, found = (name, *aliases.get(name, ())), partial(_joined, read, of_name)
+        entries.append(Entry(name=stored, own_names=names, shape=shape, dtype=into, read_as_found=found))
     done = {entry.name for entry in entries} | tied
     for stored in files.keys() - done:
-        found, num_elements = _size_of(files[stored], stored)
-        into = DTYPES[dtype] if dtype and found.is_floating_point else found
-        tensor = partial(_copied, files[stored], stored)
-        entries.append(_Entry(name=stored, dtype=into, num_bytes=num_elements * into.itemsize, read=tensor))
+        found_dtype, shape = _header(files[stored], stored)
+        into = DTYPES[dtype] if dtype and found_dtype.is_floating_point else found_dtype
+        names = (own[stored],) if stored in own else ()
+        copied = partial(_copied, files[stored], stored)
+        entries.append(Entry(name=stored, own_names=names, shape=shape, dtype=into, read_as_found=copied))
     if not files:
         missing = set().union(*(unit.model_names for unit in units.values())) - ours.keys() - fixed.keys()
         if missing:
@@ -133,15 +155,15 @@ def _entries(
                 "from: begin training from a folder with weights"
             )
         for name, table in fixed.items():
-            into = DTYPES[dtype] if dtype else usual
-            num_bytes = table.numel() * into.itemsize
-            entries.append(_Entry(name=stored_name(name, layout), dtype=into, num_bytes=num_bytes, read=partial(_same, table)))
+            into, stored = DTYPES[dtype] if dtype else usual, stored_name(name, layout)
+            same = partial(_same, table)
+            entries.append(Entry(name=stored, own_names=(name,), shape=table.shape, dtype=into, read_as_found=same))
     return sorted(entries, key=lambda entry: entry.name)
 
 
-def _write_tensors(entries: Sequence[_Entry], folder: Path) -> None:
+def write_tensors(entries: Sequence[Entry], folder: Path) -> None:
     """Write the tensors into files of at most MAX_FILE_BYTES, unless one tensor alone is larger."""
-    shards: list[list[_Entry]] = [[]]
+    shards: list[list[Entry]] = [[]]
     for entry in entries:
         if shards[-1] and sum(other.num_bytes for other in shards[-1]) + entry.num_bytes > MAX_FILE_BYTES:
             shards.append([])
@@ -149,7 +171,7 @@ def _write_tensors(entries: Sequence[_Entry], folder: Path) -> None:
     where = {}
     for number, shard in enumerate(shards, 1):
         name = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
-        tensors = {entry.name: entry.read().to(entry.dtype).contiguous() for entry in shard}
+        tensors = {entry.name: entry.read() for entry in shard}
         save_file(tensors, folder / name, metadata={"format": "pt"})
         where.update(dict.fromkeys(tensors, name))
     if len(shards) > 1:
@@ -181,9 +203,9 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _size_of(file: Path, name: str) -> tuple[torch.dtype, int]:
-    """Return dtype and number of elements of a stored tensor."""
+def _header(file: Path, name: str) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape of a stored tensor."""
     with open_tensors(file) as tensors:
         header = tensors.get_slice(name)
         dtype = _STORED.get(header.get_dtype()) or tensors.get_tensor(name).dtype
-        return dtype, torch.Size(header.get_shape()).numel()
+        return dtype, tuple(header.get_shape())
