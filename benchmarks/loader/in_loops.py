@@ -40,6 +40,8 @@ def sections(photos: Path, *, rounds: int, seconds: float) -> Iterator[Section]:
     absent = {}
     for number in range(rounds):
         for library, feed in list(readings):
+            if library in absent:
+                continue
             progress(f"loops, round {number + 1} of {rounds}: {library}, {feed}")
             try:
                 readings[library, feed].append(_read(python, library, photos if feed == OWN else None, photos, seconds))
