@@ -17,6 +17,7 @@ import webdataset  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import headrace.torchaudio_import  # noqa: F401  # before transformers, which fails where torchaudio's native part does
 from benchmarks.preprocess.meter import Meter
 from benchmarks.preprocess.workload import BATCH_SAMPLES, GLOBAL_BATCH, SampleDecoder, collate, touch
 from headrace import trainer
