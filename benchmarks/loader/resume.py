@@ -67,7 +67,7 @@ def sections(folder: Path, *, quick: bool) -> Iterator[Section]:
     ]
     title = (
         f"from the call of `connect` to the first microbatch, slowest of {RANKS} ranks of a job that one rank began; "
-        f"services are up, {GLOBAL_BATCH} texts a step"
+        f"services are up, {GLOBAL_BATCH} texts a step, most steps written by the store's own code"
     )
     yield Section(title=title, rows=rows)
 

@@ -26,7 +26,7 @@ from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
-from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, own_end
+from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, suited_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -52,7 +52,7 @@ MAY_WAIT = {
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
 CPU = torch.device("cpu")
-OPEN_END = {"gloo": own_end, "ordered": ordered_end}
+OPEN_END = {"gloo": suited_end, "ordered": ordered_end}
 """By transport, the function that opens an end of a channel: gloo, or on it an EMULATION of NCCL, which keeps the order."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,20 @@ def test_a_block_is_reused_and_its_pages_are_given_back_at_the_end(memory: Group
         assert pages(memory) == 0
     finally:
         memory.remove_name()
+
+
+def test_a_forked_process_gives_back_no_pages_that_are_in_use(memory: GroupMemory) -> None:
+    memory.remove_name()
+    block = memory.allocate(MIB)
+    assert block is not None
+    block[:] = 7
+    child = os.fork()
+    if child == 0:
+        del block
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert (block == 7).all()
 
 
 def test_where_it_has_no_room_the_pool_has_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Sends what one process has to the other processes of a group: protobuf, and microbatches as tensors.
 
-On one host, the payload of microbatches is in memory that all processes of the group read, and only where it lies is sent. Else
-it is broadcast: from GPU to GPU by NCCL, if the group has it.
+On one host without GPUs, the payload of microbatches is in memory that all processes of the group read, and only where it lies is
+sent. Else it is broadcast: from GPU to GPU by NCCL, if the group has it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Message:
 class GroupChannel:
     """Messages from one process of a group to all others. Every process of the group makes the same calls in the same order.
 
-    Numbers and layouts are sent between hosts' memory where the group can do that. Payload that is sent as the host's memory has
-    it may be read until `forget` is called for its step.
+    Numbers and layouts are sent between hosts' memory where the group can do that. Payload may be read until `forget` is called
+    for its step, as it may lie in memory that all processes read.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -102,9 +102,9 @@ class GroupChannel:
             self._media_group = dist.new_group(members, use_local_synchronization=True, group_desc="headrace media")
 
     def share_memory(self) -> None:
-        """Have payload lie in memory that all processes read, where it is sent from host to host and they are all on one.
+        """Have payload lie in memory that all processes read, where they are all on one host.
 
-        Comes behind the choice of the sender. The first call counts.
+        With GPUs it stays in page-locked memory, for copies to them. Comes behind the choice of the sender.
         """
         if self._group is None or self.device.type != "cpu" or self._memory is not None:
             return
@@ -113,7 +113,7 @@ class GroupChannel:
         def offer() -> Message:
             nonlocal memory
             with contextlib.suppress(OSError):
-                memory = GroupMemory()
+                memory = GroupMemory() if not torch.cuda.is_available() else None
             return Message(text=str(memory.path).encode() if memory is not None else b"")
 
         path, seen = self.share(offer).text.decode(), None

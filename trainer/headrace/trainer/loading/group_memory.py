@@ -35,7 +35,7 @@ class GroupMemory:
         self.path = FOLDER / f"headrace-group-{os.getpid()}-{secrets.token_hex(8)}"
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         weakref.finalize(self, os.close, fd)
-        self._fd = fd
+        self._fd, self._pid = fd, os.getpid()
         try:
             os.truncate(fd, _MOST_BYTES)
             self._map = mmap.mmap(fd, _MOST_BYTES)
@@ -78,6 +78,8 @@ class GroupMemory:
         return offset if 0 <= offset < _MOST_BYTES else None
 
     def _give_back(self, start: int, num_bytes: int) -> None:
+        if os.getpid() != self._pid:  # a forked process drops its copies of blocks that are in use here
+            return
         self._map.madvise(mmap.MADV_REMOVE, start, num_bytes)
         self._returned.append(num_bytes)
 

@@ -3,6 +3,7 @@
 NCCL ignores tags, and runs the sends and receives of a communicator in the order in which a process posts them: a receive that
 is posted in front of a send holds up the send, on both sides if both do so. So no communicator is used in both directions, nor
 for activations and gradients together: every channel has its own, in which one process only sends and the other only receives.
+gloo goes by tags, and has one group for all.
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ class Channels:
     ) -> None:
         """Open the channels within units, and between replicas of the same lane (see `headrace.trainer.pipeline.routes`).
 
-        `open_end`: None is `own_end`. `wait`: function that waits for a message.
+        `open_end`: None is `suited_end`. `wait`: function that waits for a message.
         """
         self._topology, self._rank, self._device, self._wait = topology, rank, device, wait
-        self._open_end = open_end or partial(own_end, rank=rank, device=device)
+        self._open_end = open_end or partial(suited_end, rank=rank, device=device)
         self._ends: dict[Channel, ChannelEnd] = {}
         self._open_pairs: set[Pair] = set()
         self._open(channels_within(topology))
@@ -99,11 +100,11 @@ class Channels:
                 self._wait(pass_on([first], end.peer, end.tag))
 
 
-def own_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
-    """Return this rank's end of a channel over the default group of `torch.distributed`; None: it is at neither.
+def suited_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+    """Return this rank's end of a channel, as suits the backend; None: it is at neither.
 
-    gloo tells kinds by tags, and its group serves for all channels: each of its groups has threads that wake up 100 times a
-    second. With other backends a channel is a group of its own (`group_end`).
+    gloo goes by tags, so that the default group serves for all channels: each more of its groups would have threads that wake up
+    100 times a second. With other backends a channel is a group of its own (`group_end`).
     """
     backend = cast(dist.ProcessGroup, dist.distributed_c10d._get_default_group()._get_backend(device))
     if not isinstance(backend, dist.ProcessGroupGloo):
