@@ -56,6 +56,7 @@ def test_a_block_is_reused_and_its_pages_are_given_back_at_the_end(memory: Group
         memory.remove_name()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork", "ignore:.*multi-threaded")  # Lance and, from 3.12 on, Python warn of any fork.
 def test_a_forked_process_gives_back_no_pages_that_are_in_use(memory: GroupMemory) -> None:
     memory.remove_name()
     block = memory.allocate(MIB)
