@@ -19,7 +19,7 @@ from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
 from headrace.message_codec import rejection_message
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
-from headrace.preprocessor.access import NOTHING, Access, granting
+from headrace.preprocessor.access import NOTHING, USUAL_URLS, Access, granting
 from headrace.preprocessor.decode_memory import decoding_within
 from headrace.preprocessor.engine import Engine, read_ahead_parts
 from headrace.preprocessor.payload import gauges
@@ -28,7 +28,7 @@ from headrace.preprocessor.payload.part import Entry, Payload
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.staging import ReadAhead
 from headrace.preprocessor.payload.writer import PayloadWriter
-from headrace.preprocessor.sources.blob import BlobCache
+from headrace.preprocessor.sources.blob import BlobCache, load_drivers
 from headrace.preprocessor.sources.open_shards import raise_file_limit
 from headrace.rpc import Server, reachable_address, unary_method
 from headrace.ticket import is_genuine, job_of, part_of
@@ -212,6 +212,8 @@ async def serve(
     name = f"{socket.gethostname()}-{uuid.uuid4().hex[:6]}"  # not the process id, which is alike in containers
     try:
         with granting(access), decoding_within(decode_bytes), metrics.exported(metrics_listen, metrics.PREPROCESSOR):
+            if access.urls != USUAL_URLS:
+                load_drivers(access.urls or ())
             servers = payload_servers(
                 listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx, token=token
             )

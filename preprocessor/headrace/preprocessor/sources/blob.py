@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -311,11 +312,21 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if local_path(url) is None or "::" in url:
         access.check_url(url)
     if url.startswith(_WEB):
-        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs=_web_client()))
+        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs=web_client()))
     fs, path = fsspec.core.url_to_fs(url)
     if isinstance(fs, LocalFileSystem):
         access.check_path(path)
     return fs, path
+
+
+def load_drivers(urls: Iterable[str]) -> None:
+    """Load the drivers of URLs now, each of which takes up to a second, so that no job that begins waits for it.
+
+    One that is not installed, or not known, is left to the job that names it.
+    """
+    for url in urls:
+        with contextlib.suppress(ImportError, ValueError, DatasetError):
+            filesystem(url)
 
 
 def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
@@ -324,7 +335,7 @@ def url_of(fs: fsspec.AbstractFileSystem, path: str) -> str:
 
 
 @cache
-def _web_client() -> dict[str, Any]:
+def web_client() -> dict[str, Any]:
     """Return the options of the HTTP client; always the same objects, so that fsspec shares its connections."""
     import aiohttp  # comes with the driver; its default limit is five minutes for a whole file
 

@@ -6,6 +6,7 @@ remembered, and not asked for ranges again.
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from typing import Any
@@ -18,14 +19,25 @@ from headrace.errors import DatasetError
 from headrace.observability import metrics
 from headrace.preprocessor.sources.blob import filesystem, unreadable_error
 from headrace.preprocessor.sources.download import RemoteFile, Retry
+from headrace.preprocessor.sources.range_connections import (
+    NOT_SATISFIABLE,
+    PARTIAL,
+    PRECONDITION_FAILED,
+    Answer,
+    Connections,
+    PlainRequest,
+    RedirectedError,
+    plain_request,
+)
 
 MOST_REQUESTS = 64
 """Requests of this process at a time, for whatever files: where each takes 50 ms, as many as its interpreter can make."""
 _WEB = ("http://", "https://")
-_PARTIAL, _NOT_SATISFIABLE, _PRECONDITION_FAILED = 206, 416, 412
 _ETAG = re.compile(r"ETag=(\S+)")
 _slots = threading.BoundedSemaphore(MOST_REQUESTS)
 _without_ranges: set[str] = set()
+_redirecting: set[str] = set()
+_connections = Connections()
 
 
 class NoRangesError(Exception):
@@ -62,10 +74,10 @@ class RangedFile:
         return data
 
     def _request(self, start: int, stop: int) -> bytes:
-        fs, path = filesystem(self._file.url)
+        fs, path = self._driver
         with _slots:
             if path.startswith(_WEB):
-                data = _read_web(fs, path, self._file, start, stop)
+                data = _content(self._answer(fs, path, start, stop), self._file)
             elif hasattr(handle := self._handle(fs, path), "_fetch_range"):
                 data = handle._fetch_range(start, stop)  # stateless, where reading moves the file's position
             else:
@@ -73,6 +85,24 @@ class RangedFile:
         if len(data) != stop - start:
             raise TimeoutError(f"{len(data)} of {stop - start} bytes came")
         return data
+
+    @functools.cached_property
+    def _driver(self) -> tuple[fsspec.AbstractFileSystem, str]:
+        return filesystem(self._file.url)
+
+    @functools.cached_property
+    def _plain(self) -> PlainRequest | None:
+        return plain_request(*self._driver)
+
+    def _answer(self, fs: Any, url: str, start: int, stop: int) -> Answer:
+        """Ask a web server for a range, over our own connections if nothing is particular about it."""
+        if self._plain is not None and _server(url) not in _redirecting:
+            try:
+                return _connections.get(self._plain, start, stop)
+            except RedirectedError:
+                _redirecting.add(_server(url))
+        answer: Answer = sync(fs.loop, _get, fs, url, start, stop)
+        return answer
 
     def _handle(self, fs: fsspec.AbstractFileSystem, path: str) -> Any:
         """Return the file opened by its driver, which then refuses to read another version of it, if it knows versions."""
@@ -92,32 +122,32 @@ def changed_error(url: str) -> DatasetError:
     return DatasetError(f"the shard {url} has changed since it was indexed; submit the job again")
 
 
-def _read_web(fs: Any, url: str, file: RemoteFile, start: int, stop: int) -> bytes:
-    answer: tuple[int, Any, bytes] = sync(fs.loop, _get, fs, url, start, stop)
-    status, headers, data = answer
+def _content(answer: Answer, file: RemoteFile) -> bytes:
+    """Return the content of an answer. Raises NoRangesError, or DatasetError where the file has changed."""
     tag = _ETAG.search(file.version)
-    total = headers.get("Content-Range", "").rpartition("/")[2]
+    total = answer.headers.get("Content-Range", "").rpartition("/")[2]
     if (
-        status in (_NOT_SATISFIABLE, _PRECONDITION_FAILED)
-        or (tag and headers.get("ETag", tag[1]) != tag[1])
+        answer.status in (NOT_SATISFIABLE, PRECONDITION_FAILED)
+        or (tag and answer.headers.get("ETag", tag[1]) != tag[1])
         or (total.isdigit() and int(total) != file.size)
     ):
         raise changed_error(file.url)
-    if status != _PARTIAL:
+    if answer.status != PARTIAL:
         _without_ranges.add(_server(file.url))
         raise NoRangesError(file.url)
-    return data
+    return answer.data
 
 
-async def _get(fs: Any, url: str, start: int, stop: int) -> tuple[int, Any, bytes]:
-    """Ask a web server for a range; return the answer's status, its headers and, if it is a range, its content."""
+async def _get(fs: Any, url: str, start: int, stop: int) -> Answer:
+    """Ask a web server for a range by its driver."""
     options = dict(fs.kwargs)
     options["headers"] = {**options.get("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     session = await fs.set_session()
     async with session.get(fs.encode_url(url), **options) as answer:
-        if answer.status not in (_NOT_SATISFIABLE, _PRECONDITION_FAILED):
+        if answer.status not in (NOT_SATISFIABLE, PRECONDITION_FAILED):
             answer.raise_for_status()
-        return answer.status, answer.headers, await answer.read() if answer.status == _PARTIAL else b""
+        data = await answer.read() if answer.status == PARTIAL else b""
+        return Answer(status=answer.status, headers=answer.headers, data=data)
 
 
 def _server(url: str) -> str:
