@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from headrace.errors import DatasetError
 from headrace.manifest import MAX_SHARD_ROWS, ShardInfo, Shards
 from headrace.observability import metrics
+from headrace.observability.logs import pairs
 from headrace.preprocessor import reading_ahead
 from headrace.preprocessor.decoding import (
     LoadedPart,
@@ -85,6 +86,7 @@ class JobWork:
         self._sizes = ProbeCache[Sizes](SIZES_BYTES)
         self._media = media
         self._open_shards = open_shards or OpenShards()
+        self._advised = False
 
     @property
     def processor(self) -> SampleProcessor:
@@ -119,6 +121,7 @@ class JobWork:
         except Exception as err:
             log.exception("unexpected error in shard=%s", info.url)
             return 0, [Rejected(name=info.name, reason=Reason.ARCHIVE_CORRUPT, detail=f"unexpected {type(err).__name__}: {err}")]
+        self._advise(info, opened.rows_fetched_together)
         if opened.num_rows > MAX_SHARD_ROWS:
             raise DatasetError(f"{info.url}: a shard may have {MAX_SHARD_ROWS} rows, this one says {opened.num_rows}: split it")
         damage = [
@@ -126,6 +129,14 @@ class JobWork:
             for item in opened.rejected
         ]
         return opened.num_rows, damage
+
+    def _advise(self, shard: ShardInfo, rows: int) -> None:
+        """Log, once, that single samples are fetched with their neighbours, where the job could have these follow each other."""
+        if self._advised or not self.spec.shuffle or rows <= self.spec.shuffle_rows:
+            return
+        self._advised = True
+        remedy = f"write row groups of fewer rows, or set shuffle_rows: {rows}, with which they follow each other"
+        log.warning("single samples are fetched with their row groups %s", pairs(shard=shard.url, rows=rows, remedy=remedy))
 
     def probe(
         self, refs: Sequence[SampleRef], killed: Mapping[int, int] = _NONE_KILLED

@@ -27,6 +27,8 @@ class Shard(ABC):
     num_rows: int
     rejected: tuple[Rejected, ...]
     """Damage found while indexing. `name` is the key of a sample, or "" where the damage concerns the file as a whole."""
+    rows_fetched_together: int = 1
+    """Neighbouring rows, at most, that come with a single one which is read from a server."""
 
     @abstractmethod
     def key(self, row: int) -> str:

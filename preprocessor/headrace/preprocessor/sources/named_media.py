@@ -102,6 +102,7 @@ class TableShard(Shard):
         self._table = table
         self._media = NamedMedia(url, source, cache)
         self.num_rows = table.num_rows
+        self.rows_fetched_together = table.rows_fetched_together
         self.rejected = table.rejected
 
     def key(self, row: int) -> str:

@@ -88,6 +88,9 @@ class ParquetShard(NumberedShard):
         self._sizes = [max(0, group.total_byte_size) for group in groups]
         self._units = _units(self._sizes)
         self.num_rows = self._starts[-1]
+        self.rows_fetched_together = max(
+            (one.num_rows for number, one in enumerate(groups) if self._is_ranged(number)), default=1
+        )
         self._version = self._blob.version
         is_small = max(self._blob.size, sum(self._sizes)) <= IN_MEMORY_BYTES
         self._cache = None if is_small or not self._version else cache

@@ -12,7 +12,6 @@ import http.client
 import ssl
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +31,7 @@ class RedirectedError(Exception):
 class RefusedError(Exception):
     """Raised where a server answers with a failure, which its status and headers describe."""
 
-    def __init__(self, status: int, reason: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, status: int, reason: str, headers: http.client.HTTPMessage) -> None:
         super().__init__(f"{status}, {reason}")
         self.status = status
         self.headers = headers
@@ -53,7 +52,8 @@ class Answer:
     """What a server answers to a request for a range: its status, its headers and, if it is PARTIAL, the content."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Any
+    """A mapping of names in any case, of the standard library or of the driver."""
     data: bytes
 
 
@@ -137,7 +137,8 @@ def _asked(
     try:
         if connection.sock is None:
             connection.connect()
-            connection.sock.settimeout(READ_TIMEOUT_S)
+            socket: Any = connection.sock
+            socket.settimeout(READ_TIMEOUT_S)
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity", "User-Agent": "headrace"}
         connection.request("GET", request.path, headers=headers)
         with connection.getresponse() as answer:

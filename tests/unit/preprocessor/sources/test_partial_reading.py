@@ -215,6 +215,32 @@ def test_a_job_probes_and_loads_remote_samples_like_local_ones(
     assert results[0] == results[1]
 
 
+def test_a_job_that_fetches_row_groups_for_single_samples_says_so_once(
+    site: Site, cache: ShardCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink, pictures = pa.BufferOutputStream(), [bytes([row]) * 20_000 for row in range(30)]
+    pq.write_table(
+        pa.table({"text": ["A caption."] * 30, "image": pictures}),
+        sink,
+        row_group_size=10,
+        compression="none",
+        use_dictionary=False,
+    )
+    data = sink.getvalue().to_pybytes()
+    site.files |= {f"set/{name}.parquet": data for name in "ab"}
+    site.files["set/"] = b'<a href="a.parquet">a</a><a href="b.parquet">b</a>'
+    for shuffle_rows, times in ((1, 1), (10, 0)):
+        spec = parse_spec({"name": "test", "sources": [{"path": f"{site.url}/set/"}], "shuffle_rows": shuffle_rows})
+        job = JobWork("job", spec, cache)
+        job.shards = list_shards(spec)
+        caplog.clear()
+        assert [job.index(shard)[0] for shard in range(2)] == [30, 30]
+        job.close()
+        said = [record.message for record in caplog.records if "row groups" in record.message]
+        assert len(said) == times
+        assert all("shuffle_rows: 10" in words for words in said)
+
+
 def test_a_closed_shard_keeps_nothing_in_memory(site: Site, cache: ShardCache, source: SourceSpec) -> None:
     site.files["s.mds"] = mds_of(ROWS, ROW_BYTES)
     before = partial_blob.PIECES._held_bytes
