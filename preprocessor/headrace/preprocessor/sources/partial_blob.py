@@ -211,7 +211,9 @@ class _Window:
             return FIRST_BYTES
         if 0 <= offset - self.end <= _NEAR_BYTES:
             self._bytes = min(2 * self._bytes, MOST_WINDOW_BYTES)
-            self.least_bytes = min(max(self.least_bytes, offset + WINDOW_BYTES // 2 - self._begin), _MOST_LEAST_BYTES)
+            wanted = offset + WINDOW_BYTES // 4 - self._begin  # a header of a tar has a quarter
+            if wanted <= _MOST_LEAST_BYTES:  # a longer read, such as a search, says nothing of windows
+                self.least_bytes = max(self.least_bytes, wanted)
         else:
             self._begin, self._bytes = offset, self.least_bytes
         return self._bytes

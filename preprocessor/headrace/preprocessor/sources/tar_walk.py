@@ -29,7 +29,7 @@ MOST_REQUESTS = 256
 """Requests that walking an archive may take; one that takes more is fetched whole. A job that begins walks 16 archives."""
 LEAST_STRIDE = 16 * 2**10
 """Bytes that a request must skip on average for walking to be worth it."""
-_STEPS = 20  # members that are skipped from one place on, one after the other: a second where a request takes 50 ms
+_STEPS = 15  # members that are skipped from one place on, one after the other: 0.75 s where a request takes 50 ms
 _MOST_PLACES = 64
 _SEEN_JUMPS = 4  # over members that are walked before the number of all is estimated
 _FORMAT = 1  # to be raised with every change of what is kept, so that no other release's is read

@@ -257,3 +257,15 @@ def test_serving_what_lies_beside(site: Site, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
     assert serve(site, tmp_path / "s.mds") == f"{site.url}/data/s.mds"
     assert {"data/index.json", "data/s.mds"} <= site.files.keys()
+
+
+def test_what_is_wanted_behind_a_header_is_learnt_from_headers_and_not_from_searches() -> None:
+    window = partial_blob._Window()
+    window.next_bytes(500_000)
+    window.end = 520_000  # a search for a header, of 20 kB
+    window.next_bytes(520_100)
+    assert window.least_bytes == partial_blob.WINDOW_BYTES
+    window.next_bytes(900_000)
+    window.end = 902_048
+    window.next_bytes(902_048)  # the next header was just behind
+    assert window.least_bytes == 2_048 + 512
