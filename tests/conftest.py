@@ -1,8 +1,10 @@
-"""For every test: gRPC's own log stays out of the output, children are started by exec only, Ctrl-C is heard, hypothesis draws
-the same examples every time, for as long as they take, and transformers finds a torchaudio that loads."""
+"""For every test: gRPC's own log stays out of the output, commands are started by exec, Ctrl-C is heard, hypothesis draws the
+same examples every time, for as long as they take, transformers finds a torchaudio that loads, and what multiprocessing forks is
+forked from a process that has imported torch."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 
@@ -15,3 +17,4 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, which children would inherit
 settings.register_profile("headrace", derandomize=True, deadline=None)
 settings.load_profile("headrace")
+multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.verify.processes"])

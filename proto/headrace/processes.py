@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -24,6 +24,22 @@ STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
 EARLY_EXIT_S = 10.0  # a process that ends sooner could perhaps not start at all
 MAX_EARLY_EXITS = 3  # in a row, each followed by another start
 _PORTS = range(20000, 32000)  # below the ephemeral ports
+
+
+def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start `headrace` with these arguments, as a child that dies with this process. All its output is added to `log`.
+
+    environment: variables to add to those of this process.
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            with_parent_death_signal([sys.executable, "-m", "headrace.cli", *arguments], signal.SIGKILL),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
+            start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which ends its children in order
+        )
 
 
 class Process:
@@ -42,16 +58,8 @@ class Process:
     def start(self) -> None:
         """Start the process (again). It dies with this process, even if that is killed."""
         self._started_s = time.monotonic()
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()
-            self._popen = subprocess.Popen(
-                with_parent_death_signal([sys.executable, "-m", "headrace.cli", *self._arguments], signal.SIGKILL),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self._environment},
-                start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which ends its children in order
-            )
+        self._log_start = self.log.stat().st_size
+        self._popen = start_command(self._arguments, self.log, self._environment)
 
     def restart(self) -> None:
         """Start the process again after it has ended. Raises HeadraceError if it has often ended soon after its start."""

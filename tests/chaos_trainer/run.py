@@ -112,7 +112,9 @@ class Run:
     def _start(self, node: str) -> None:
         arguments = ["--endpoint", self._cluster.endpoint, "--job", self._job, "--node", node, "--threads", "1"]
         arguments += ["--nodes", str(self.folder / "nodes.yaml"), "--checkpoint", str(self.folder / "checkpoint")]
-        pid = self._cluster.nursery.start(node, arguments, self.folder, self._leader.popen.pid, self._case.faults)
+        faults = [fault.to_dict() for fault in self._case.faults]
+        order = {"node": node, "arguments": arguments, "folder": str(self.folder), "leader": self._leader.popen.pid}
+        pid = self._cluster.nursery.fork(**order, faults=faults)
         self._lives.append(_Life(node, pid))
 
     def _running(self) -> list[_Life]:

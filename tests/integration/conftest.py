@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace import rpc, trainer
+from headrace import processes, rpc, trainer
 from headrace.cli.example import example_data
 from headrace.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec, parse_spec
+from tests.nursery.nursery import Forked, Nursery
 from tests.redis_server import RedisServer
 from tests.wire import free_ports
 
@@ -107,6 +109,29 @@ class Cluster:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"{num_joined} of {len(self.preprocessors)} preprocessors have joined")
                 time.sleep(0.05)  # polls a real service
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services and trainers are forks of a process that has imported what they import, which takes them seconds each. Those with
+    variables of the environment that are read at an import are started as ever."""
+    nurseries: list[Nursery] = []
+    start_command = processes.start_command
+    read_late = processes.torchrun_environments(1, 1)[0].keys()
+
+    def fork(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Any:
+        if any(name not in read_late and not name.startswith("HEADRACE_") for name in environment):
+            return start_command(arguments, log, environment)
+        if not nurseries:
+            nurseries.append(Nursery("tests.nursery.commands", tmp_path_factory.mktemp("nursery") / "nursery.log"))
+        order = {"arguments": [*arguments], "log": str(log.absolute()), "environment": {**os.environ, **environment}}
+        return Forked(nurseries[0], nurseries[0].fork(**order, folder=str(Path.cwd())))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "start_command", fork)
+        yield
+    for nursery in nurseries:
+        nursery.close()
 
 
 @pytest.fixture

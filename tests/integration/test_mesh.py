@@ -52,7 +52,7 @@ def _hangs_in_a_sum(address: str) -> None:
 def _beside(other: Callable[[str], None]) -> Iterator[tuple[Mesh, BaseProcess]]:
     """The first of two nodes; the other one runs in a process of its own, which is told where they meet."""
     meeting = Meeting("127.0.0.1")
-    process = multiprocessing.get_context("spawn").Process(target=other, args=(meeting.address,))
+    process = multiprocessing.get_context("forkserver").Process(target=other, args=(meeting.address,))
     process.start()
     one = Mesh(meeting.address, "1", 0, 2, "127.0.0.1", PATIENCE)
     one.connect()

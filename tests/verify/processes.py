@@ -103,7 +103,8 @@ class Processes:
     """As many as the largest case needs; those that a case has no place for only join in making its groups."""
 
     def __init__(self, count: int) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-verify-")
         store = str(Path(self._folder.name) / "store")
         pairs = [context.Pipe() for _ in range(count)]

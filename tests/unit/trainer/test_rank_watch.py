@@ -14,7 +14,6 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.processes import torchrun_environments
-from tests.unit.trainer import watched_rank
 from tests.unit.trainer.watched_rank import FAULTY_RANK, HELD_AT_ITS_END, run_rank
 
 NUM_RANKS = 6
@@ -24,12 +23,7 @@ SHORT_S = 3.0
 LONG_S = 600.0
 
 
-@pytest.fixture(scope="module")
-def context() -> multiprocessing.context.BaseContext:
-    """Processes that are forked from one that has imported torch."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([watched_rank.__name__])
-    return context
+FORKING = multiprocessing.get_context("forkserver")
 
 
 class Job:
@@ -37,7 +31,6 @@ class Job:
 
     def __init__(
         self,
-        context: multiprocessing.context.BaseContext,
         folder: Path,
         fault: str,
         faulty_rank: int,
@@ -46,9 +39,7 @@ class Job:
     ):
         self.logs = [folder / f"{rank}.log" for rank in range(NUM_RANKS)]
         self.processes = [
-            context.Process(  # type: ignore[attr-defined]
-                target=run_rank, args=({**environment, **agent}, fault, faulty_rank, hang_s, log)
-            )
+            FORKING.Process(target=run_rank, args=({**environment, **agent}, fault, faulty_rank, hang_s, log))
             for environment, log in zip(torchrun_environments(NUM_RANKS), self.logs, strict=True)
         ]
         for process in self.processes:
@@ -69,13 +60,13 @@ class Job:
 
 
 @pytest.fixture
-def run(context, tmp_path: Path) -> Iterator:
+def run(tmp_path: Path) -> Iterator:
     jobs = []
 
     def start(
         fault: str, *, faulty_rank: int = FAULTY_RANK, hang_s: float = LONG_S, agent: Mapping[str, str] | None = None
     ) -> Job:
-        jobs.append(Job(context, tmp_path, fault, faulty_rank, hang_s, agent or {}))
+        jobs.append(Job(tmp_path, fault, faulty_rank, hang_s, agent or {}))
         return jobs[-1]
 
     yield start

@@ -87,7 +87,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     model = whole(units)
     loss = model(batch())
     loss.loss_sum.backward()
-    mp.spawn(compute, args=(units, folder), nprocs=SLICES)
+    mp.start_processes(compute, args=(units, folder), nprocs=SLICES, start_method="forkserver")
     answers = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SLICES)]
     return Run(model=model, loss=loss, answers=answers, checkpoint=Checkpoint.newest(folder))
 

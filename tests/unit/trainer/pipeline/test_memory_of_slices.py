@@ -33,7 +33,7 @@ GIB = 2.0**30
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("slices")
-    mp.spawn(compute, args=(folder,), nprocs=SLICES)
+    mp.start_processes(compute, args=(folder,), nprocs=SLICES, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SLICES)]
 
 

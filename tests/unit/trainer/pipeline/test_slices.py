@@ -44,7 +44,7 @@ Run = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("slices")
-    mp.spawn(compute, args=(folder,), nprocs=SLICES)
+    mp.start_processes(compute, args=(folder,), nprocs=SLICES, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SLICES)]
 
 

@@ -1,0 +1,72 @@
+"""Forks the nodes of a case, with the faults that may strike them: `python -m tests.chaos_trainer.node_nursery`."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headrace.cli import main as command
+from headrace.cli.run import node_processes
+from tests.chaos_trainer.faults import Fault
+from tests.chaos_trainer.strike import Strikes, install
+from tests.nursery.commands import prepare
+from tests.nursery.forking import POLL_S, die_with_parent, leave, serve
+
+
+class _Process:
+    """A process of a node, in place of what `headrace train` starts, which would import for seconds."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None and (found := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def wait(self) -> None:
+        while self.poll() is None:
+            time.sleep(POLL_S)
+
+
+def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+    """In the child: a process that is a node, or that forks the processes of one."""
+    leave(Path(folder, f"{node}.log"))
+    faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
+    strikes = Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader)
+
+    def start_process(arguments: Sequence[str], environment: Mapping[str, str]) -> _Process:
+        if pid := os.fork():
+            return _Process(pid)
+        die_with_parent()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it was told to pass it on
+        os.environ.update(environment)
+        code = command.main([*arguments])
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+    node_processes.start_process = start_process  # type: ignore[assignment]
+    install(strikes)
+    code = command.main(["train", *arguments])
+    if faults:  # at once: to tear down all that the nursery has imported takes longer than a step. Undisturbed nodes do it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    prepare()
+    sys.exit(serve(_run))

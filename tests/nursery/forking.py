@@ -1,0 +1,71 @@
+"""The other end of a nursery, which must have no thread: a fork has all of the process but its threads.
+
+Each line on stdin is a JSON object: a "number", and what the function to run takes. It says {"number", "pid"} for each on
+stdout, and later {"pid", "code"}: its exit code, or minus the signal that ended it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+POLL_S = 0.02
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
+
+
+def serve(run: Callable[..., int]) -> int:
+    """Fork for each order a process that calls `run` with it, until stdin ends. In the nursery 0, in a fork its exit code."""
+    gc.freeze()
+    said = b""
+    while True:
+        if select.select([0], [], [], POLL_S)[0]:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                return 0
+            *lines, said = (said + chunk).split(b"\n")
+            for line in lines:
+                order = json.loads(line)
+                number = order.pop("number")
+                pid = os.fork()
+                if not pid:
+                    return run(**order)
+                _say(number=number, pid=pid)
+        _bury()
+
+
+def _bury() -> None:
+    """Tell of all processes that have ended."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not pid:
+            return
+        _say(pid=pid, code=os.waitstatus_to_exitcode(status))
+
+
+def _say(**message: Any) -> None:
+    os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def leave(log: Path) -> None:
+    """In a fork: have a session of its own, nothing to read, and all output in `log`; end with the nursery."""
+    die_with_parent()
+    os.setsid()
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+
+def die_with_parent() -> None:
+    """Get SIGKILL when the parent ends."""
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""A process that forks others: what takes a process seconds to import it has imported once."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.child_process import with_parent_death_signal
+
+START_TIMEOUT_S = 100.0
+
+
+class Nursery:
+    """Runs a module that calls `tests.nursery.forking.serve`; each order that it is given becomes a process."""
+
+    def __init__(self, module: str, log: Path) -> None:
+        """log: for what the nursery itself writes to stderr."""
+        with log.open("ab") as errors:
+            self._popen = subprocess.Popen(
+                with_parent_death_signal([sys.executable, "-m", module], signal.SIGKILL),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+            )
+        self._changed = threading.Condition()
+        self._numbers = itertools.count()
+        self._pids: dict[int, int] = {}
+        self._codes: dict[int, int] = {}
+        threading.Thread(target=self._hear, daemon=True).start()
+
+    def _hear(self) -> None:
+        assert self._popen.stdout is not None
+        with self._popen.stdout as lines:
+            for line in lines:
+                message = json.loads(line)
+                with self._changed:
+                    if "number" in message:
+                        self._pids[message["number"]] = message["pid"]
+                        self._codes.pop(message["pid"], None)  # of another process, long ago
+                    else:
+                        self._codes[message["pid"]] = message["code"]
+                    self._changed.notify_all()
+
+    def fork(self, **order: Any) -> int:
+        """Its process's id. order: what the module's function takes, all of it JSON. Raises TimeoutError."""
+        number = next(self._numbers)
+        assert self._popen.stdin is not None
+        with self._changed:
+            self._popen.stdin.write(json.dumps(order | {"number": number}) + "\n")
+            if not self._changed.wait_for(lambda: number in self._pids, START_TIMEOUT_S):
+                raise TimeoutError(f"nothing was forked: {self._popen.poll()}")
+            return self._pids[number]
+
+    def code(self, pid: int, timeout_s: float = 0.0) -> int | None:
+        """The exit code, minus a signal; None while the process runs, which is waited for so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: pid in self._codes, timeout_s)
+            return self._codes.get(pid)
+
+    def close(self) -> None:
+        """All that it has forked ends with it."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.close()
+        self._popen.kill()
+        self._popen.wait()
+
+
+class Forked:
+    """A process of a nursery, with what callers use of a Popen."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+
+    def poll(self) -> int | None:
+        return self._nursery.code(self.pid)
+
+    def terminate(self) -> None:
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def _send(self, sent: signal.Signals) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended, which the nursery has not said yet
+                os.kill(self.pid, sent)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises subprocess.TimeoutExpired."""
+        deadline = time.monotonic() + (timeout or 0.0)
+        while (code := self._nursery.code(self.pid, 1.0 if timeout is None else deadline - time.monotonic())) is None:
+            if timeout is not None and time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        return code
