@@ -23,7 +23,8 @@ from headrace.observability.logs import pairs
 from headrace.preprocessor.sources.blob import Blob, Span
 from headrace.preprocessor.sources.download import RemoteFile, Retry
 from headrace.preprocessor.sources.pieces import PIECES
-from headrace.preprocessor.sources.ranges import MOST_REQUESTS, NoRangesError, RangedFile
+from headrace.preprocessor.sources.range_requests import MOST_REQUESTS
+from headrace.preprocessor.sources.ranges import NoRangesError, RangedFile
 
 log = logging.getLogger(__name__)
 

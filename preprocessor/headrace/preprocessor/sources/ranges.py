@@ -19,25 +19,23 @@ from headrace.errors import DatasetError
 from headrace.observability import metrics
 from headrace.preprocessor.sources.blob import filesystem, unreadable_error
 from headrace.preprocessor.sources.download import RemoteFile, Retry
-from headrace.preprocessor.sources.range_connections import (
+from headrace.preprocessor.sources.range_requests import (
+    MOST_REQUESTS,
     NOT_SATISFIABLE,
     PARTIAL,
     PRECONDITION_FAILED,
     Answer,
-    Connections,
-    PlainRequest,
     RedirectedError,
-    plain_request,
+    get_range,
+    plain_url,
+    range_headers,
 )
 
-MOST_REQUESTS = 64
-"""Requests of this process at a time, for whatever files: where each takes 50 ms, as many as its interpreter can make."""
 _WEB = ("http://", "https://")
 _ETAG = re.compile(r"ETag=(\S+)")
 _slots = threading.BoundedSemaphore(MOST_REQUESTS)
 _without_ranges: set[str] = set()
 _redirecting: set[str] = set()
-_connections = Connections()
 
 
 class NoRangesError(Exception):
@@ -91,14 +89,14 @@ class RangedFile:
         return filesystem(self._file.url)
 
     @functools.cached_property
-    def _plain(self) -> PlainRequest | None:
-        return plain_request(*self._driver)
+    def _plain(self) -> str | None:
+        return plain_url(*self._driver)
 
     def _answer(self, fs: Any, url: str, start: int, stop: int) -> Answer:
-        """Ask a web server for a range, over our own connections if nothing is particular about it."""
+        """Ask a web server for a range, by its driver only where something is particular about it."""
         if self._plain is not None and _server(url) not in _redirecting:
             try:
-                return _connections.get(self._plain, start, stop)
+                return get_range(self._plain, start, stop)
             except RedirectedError:
                 _redirecting.add(_server(url))
         answer: Answer = sync(fs.loop, _get, fs, url, start, stop)
@@ -141,7 +139,7 @@ def _content(answer: Answer, file: RemoteFile) -> bytes:
 async def _get(fs: Any, url: str, start: int, stop: int) -> Answer:
     """Ask a web server for a range by its driver."""
     options = dict(fs.kwargs)
-    options["headers"] = {**options.get("headers", {}), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    options["headers"] = {**options.get("headers", {}), **range_headers(start, stop)}
     session = await fs.set_session()
     async with session.get(fs.encode_url(url), **options) as answer:
         if answer.status not in (NOT_SATISFIABLE, PRECONDITION_FAILED):

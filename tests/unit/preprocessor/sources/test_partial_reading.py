@@ -14,7 +14,7 @@ from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.sources import list_shards, open_shard, partial_blob, ranges
 from headrace.preprocessor.sources.cache import WHOLE_BYTES, ShardCache
 from headrace.preprocessor.sources.download import Retry
-from headrace.preprocessor.sources.ranges import MOST_REQUESTS
+from headrace.preprocessor.sources.range_requests import MOST_REQUESTS
 from headrace.sample import SampleRef
 from headrace.source_spec import SourceSpec
 from headrace.spec import parse_spec

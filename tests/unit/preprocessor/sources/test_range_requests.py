@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.preprocessor.access import Access, granting
-from headrace.preprocessor.sources import range_connections, ranges
+from headrace.preprocessor.sources import ranges
 from headrace.preprocessor.sources.blob import filesystem, load_drivers
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry, describe
-from headrace.preprocessor.sources.range_connections import Connections, RefusedError, plain_request
+from headrace.preprocessor.sources.range_requests import RefusedError, get_range, plain_url
 from headrace.preprocessor.sources.ranges import RangedFile
 from tests.http_site import Site, running_site, serving
 
@@ -44,38 +44,21 @@ def keeping() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture
-def connections() -> Iterator[Connections]:
-    with contextlib.closing(Connections()) as connections:
-        yield connections
-
-
-def test_a_connection_is_used_again_and_made_anew_once_the_server_has_closed_it(keeping: str, connections: Connections) -> None:
-    request = plain_request(*filesystem(f"{keeping}/a"))
-    assert request is not None
+def test_a_connection_is_used_again_and_made_anew_once_the_server_has_closed_it(keeping: str) -> None:
+    url = plain_url(*filesystem(f"{keeping}/a"))
+    assert url is not None
     for start in range(0, 5000, 1000):
-        answer = connections.get(request, start, start + 100)
+        answer = get_range(url, start, start + 100)
         assert (answer.status, answer.data) == (206, CONTENT[start : start + 100])
     assert _Keeping.connections == 3, "two answers each"
 
 
-def test_a_connection_that_was_idle_for_long_is_not_used_again(
-    keeping: str, connections: Connections, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(range_connections, "IDLE_S", -1.0)
-    request = plain_request(*filesystem(f"{keeping}/a"))
-    assert request is not None
-    for start in (0, 1000):
-        assert connections.get(request, start, start + 10).data == CONTENT[start : start + 10]
-    assert _Keeping.connections == 2
-
-
-def test_a_failure_has_its_status_and_what_the_server_asks_for(site: Site, connections: Connections) -> None:
+def test_a_failure_has_its_status_and_what_the_server_asks_for(site: Site) -> None:
     site.files["a"], site.failures = CONTENT, [(503, {"Retry-After": "7"})]
-    request = plain_request(*filesystem(f"{site.url}/a"))
-    assert request is not None
+    url = plain_url(*filesystem(f"{site.url}/a"))
+    assert url is not None
     with pytest.raises(RefusedError, match="503") as caught:
-        connections.get(request, 0, 10)
+        get_range(url, 0, 10)
     assert (caught.value.status, caught.value.headers["Retry-After"]) == (503, "7")
 
 
@@ -92,14 +75,14 @@ def test_a_server_that_redirects_is_left_to_the_driver_which_asks_what_may_be_fe
 
 @pytest.mark.parametrize("url", ["http://me:secret@127.0.0.1:1/a", "http://me@127.0.0.1:1/a"])
 def test_passwords_are_left_to_the_driver(url: str) -> None:
-    assert plain_request(*filesystem(url)) is None
+    assert plain_url(*filesystem(url)) is None
 
 
 def test_settings_of_the_driver_are_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import fsspec
 
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"Authorization": "Bearer secret"}})
-    assert plain_request(*filesystem("http://127.0.0.1:1/a")) is None
+    assert plain_url(*filesystem("http://127.0.0.1:1/a")) is None
 
 
 def test_drivers_that_are_not_there_are_no_reason_not_to_start() -> None:
