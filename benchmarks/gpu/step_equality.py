@@ -99,6 +99,6 @@ def _whole(device: torch.device, dtype: torch.dtype) -> tuple[float, Gradients]:
     model.to(device)
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         loss = model(batch)
-    (loss.loss_sum / loss.num_targets).backward()
+    (loss.loss_sum / loss.target_weight).backward()
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
-    return float(loss.loss_sum.detach()) / loss.num_targets, gradients
+    return float(loss.loss_sum.detach()) / loss.target_weight, gradients

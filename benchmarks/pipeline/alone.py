@@ -117,19 +117,19 @@ def _plain(batch: Batch) -> Callable[[], float]:
     optimizer = make_optimizer(model.parameters(), OptimizerSpec(learning_rate=LEARNING_RATE))
 
     def step() -> float:
-        loss_sum, num_targets = 0.0, 0
+        loss_sum, target_weight = 0.0, 0.0
         for microbatch in batch.values():
             loss = model(microbatch)
             loss.loss_sum.backward()
             loss_sum += float(loss.loss_sum.detach())
-            num_targets += loss.num_targets
+            target_weight += loss.target_weight
         for parameter in model.parameters():
             if parameter.grad is not None:
-                parameter.grad /= num_targets
+                parameter.grad /= target_weight
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        return loss_sum / num_targets
+        return loss_sum / target_weight
 
     return step
 

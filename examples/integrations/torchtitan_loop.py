@@ -15,6 +15,7 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
 from torchtitan.config import DebugConfig, TrainingConfig
+from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan.tools.logging import init_logger
 from torchtitan.trainer import Trainer
@@ -31,6 +32,9 @@ def main() -> None:
     llama.model.layers = llama.model.layers[:2]
     llama.model.vocab_size = vocab_size
     llama.model.tok_embeddings.num_embeddings = llama.model.lm_head.out_features = vocab_size
+    if not torch.cuda.is_available():  # torchtitan's other attention has no backward on a processor
+        for layer in llama.model.layers:
+            layer.attention.inner_attention = ScaledDotProductAttention.Config()
     config = Trainer.Config(
         model_spec=llama,
         hf_assets_path=str(Path(__file__).parents[2] / "preprocessor" / "headrace" / "preprocessor" / "text"),

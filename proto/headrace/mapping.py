@@ -43,6 +43,9 @@ class MappingSpec(BaseModel):
     thinking: Literal["keep", "drop", "mask"] | None = None
     """What becomes of thoughts, between `<think>` and `</think>` in answers or in a field beside them (`reasoning_content`): they
     are learnt, left out, or there without being learnt. None: `<think>` is text like any other, and the field is refused."""
+    weights: bool = False
+    """Whether the `weight` of an answer, or its `loss_weight`, may be another number than 0 and 1: by how much the loss of its
+    tokens counts (`PackedMicrobatch.target_weights`)."""
     user_roles: Roles = ("user", "human")
     assistant_roles: Roles = ("assistant", "gpt", "model")
     system_roles: tuple[str, ...] = ("system",)

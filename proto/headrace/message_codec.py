@@ -38,6 +38,7 @@ def probe_message(sample_id: int, probe: Probe) -> common_pb2.Probe:
         image_patches=probe.image_patches,
         mel_frames=probe.mel_frames,
         is_truncated=probe.is_truncated,
+        target_weight=probe.target_weight,
     )
 
 
@@ -49,6 +50,7 @@ def probe_value(message: common_pb2.Probe) -> Probe:
         image_patches=tuple(message.image_patches),
         mel_frames=tuple(message.mel_frames),
         is_truncated=message.is_truncated,
+        target_weight=message.target_weight if message.HasField("target_weight") else None,
     )
 
 

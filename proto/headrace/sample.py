@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from headrace.source_spec import SourceSpec
 from headrace.spec import ImageSpec
 
 LABEL_IGNORED = -100  # label of a token that carries no loss; torch's cross_entropy ignores it by default
@@ -26,6 +28,9 @@ SCHEMA = pa.schema(
         # (height, width) in pixels of the image that begins with an entry of image_grids, (0, 0) for its other tiles; with
         # `image.fit: anyres` only, see `payload_schema`
         pa.field("image_sizes", pa.list_(pa.list_(pa.int32(), 2)), nullable=False),
+        # by how much the loss of each token counts, 0 where there is none; empty where every one counts 1. With `weights` in the
+        # mapping of a source only, see `payload_schema`
+        pa.field("target_weights", pa.list_(pa.float32()), nullable=False),
     ]
 )
 
@@ -33,20 +38,29 @@ UNIT_COLUMNS = {
     "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags", "image_sizes"),
     "vision": ("sample_id", "patches", "image_grids", "flags", "image_sizes"),
     "audio": ("sample_id", "mel", "mel_frames", "flags"),
-    "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags"),  # media sizes locate their tokens
+    "llm": (
+        "sample_id",
+        "input_ids",
+        "labels",
+        "image_grids",
+        "mel_frames",
+        "flags",
+        "target_weights",
+    ),  # media sizes locate their tokens
     "generator": ("sample_id", "patches", "image_grids", "flags"),
 }
 """Columns of SCHEMA, in its order, that a rank of each parallelism unit receives: an LLM rank gets no pixels, an encoder or
 generator rank no labels."""
 
 
-def payload_schema(image: ImageSpec) -> pa.Schema:
-    """Return the columns of SCHEMA that the payload of a job with these images has.
+def payload_schema(image: ImageSpec, sources: Sequence[SourceSpec] = ()) -> pa.Schema:
+    """Return the columns of SCHEMA that the payload of a job with these images and sources has.
 
-    Where its tokens do not depend on the sizes of images, there is no `image_sizes`: trainers of releases that do not know the
-    column go on with such jobs.
+    Where its tokens do not depend on the sizes of images, there is no `image_sizes`, and where each target weighs 1, there are no
+    `target_weights`: trainers of releases that do not know these columns go on with such jobs.
     """
-    return SCHEMA if image.fit == "anyres" else SCHEMA.remove(SCHEMA.get_field_index("image_sizes"))
+    has = {"image_sizes": image.fit == "anyres", "target_weights": any(source.mapping.weights for source in sources)}
+    return pa.schema([field for field in SCHEMA if has.get(field.name, True)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +88,8 @@ class Probe:
     """Number of mel frames (10 ms each by default), one entry per recording, or per piece of one that is split."""
     is_truncated: bool = False
     """Whether the sample was too long and has been cut."""
+    target_weight: float | None = None
+    """Sum of the weights of the tokens that carry loss; None: each weighs 1, so that it is their number."""
 
 
 def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:

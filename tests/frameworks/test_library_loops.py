@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900
 
 HERE, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
 STEPS, EVERY, KILLED_AT = 20, 5, 12
-LOSS = re.compile(r"step (\d+) loss ([\d.]+)")
+LOSS = re.compile(r"(?:.* )?step:? +(\d+) +loss:? +([\d.]+)")
 Loop = Callable[..., subprocess.Popen[str]]
 
 
@@ -107,6 +107,24 @@ def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoin
     assert {step: before[step] for step in before if step in after} == pytest.approx(
         {step: after[step] for step in before if step in after}, rel=1e-5
     )
+    assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
+    assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out
+
+
+def test_torchtitan_goes_on_from_its_own_checkpoint(calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any) -> None:
+    """As if it had not been killed: it has a model and an optimizer of its own, and counts steps from 1."""
+    if importlib.util.find_spec("torchtitan") is None:
+        pytest.skip("torchtitan is not installed: pip install torchtitan triton")
+    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
+    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    topology = {"replicas": 1, "microbatches": 2}
+    job, alone = (calm.submit(spec(f"torchtitan-{kind}", topology=topology, **shape)) for kind in ("killed", "alone"))
+    launcher = str(HERE / "torchtitan_on_cpu.py")
+    expected = losses(loop("torchtitan_loop", alone, launcher), tmp_path / f"{alone}.log")
+    before = losses(loop("torchtitan_loop", job, launcher), tmp_path / f"{job}.log", stop=KILLED_AT)
+    after = losses(loop("torchtitan_loop", job, launcher), tmp_path / f"{job}.log")
+    assert sorted(after) == list(range(KILLED_AT - KILLED_AT % EVERY + 1, STEPS + 1)), "on from the newest checkpoint"
+    assert expected == pytest.approx(before | after, rel=1e-4)
     assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
     assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out
 

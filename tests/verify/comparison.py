@@ -91,7 +91,7 @@ def compare(
     found = []
     for rank, answer in enumerate(answers):
         for number, (result, expected) in enumerate(zip(answer.results, results, strict=True)):
-            for name, most in (("loss", tolerance.result), ("grad_norm", tolerance.result), ("num_targets", 0.0)):
+            for name, most in (("loss", tolerance.result), ("grad_norm", tolerance.result), ("target_weight", 0.0)):
                 one, other = getattr(result, name), getattr(expected, name)
                 if not np.isclose(one, other, rtol=most, atol=0):
                     found.append(f"rank {rank}, result {number}: {name} {one}, not {other}")
@@ -138,12 +138,12 @@ def reference(
         if step == 0:
             with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
                 loss = model(batch)
-            (loss.loss_sum / loss.num_targets).backward()
+            (loss.loss_sum / loss.target_weight).backward()
             norm = float(torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm))
             assert (norm > settings.max_grad_norm) == (clipping == "clipped"), f"the gradient's norm is {norm}"
             gradients = {n: p.grad.numpy().copy() for n, p in model.named_parameters() if p.grad is not None}
-            mean = float(loss.loss_sum.detach()) / loss.num_targets
-            results.append(StepResult(loss=mean, num_targets=loss.num_targets, grad_norm=norm))
+            mean = float(loss.loss_sum.detach()) / loss.target_weight
+            results.append(StepResult(loss=mean, target_weight=loss.target_weight, grad_norm=norm))
             train_step.discard()
         train_step.accumulate(batch)
         results.append(train_step.finish(LEARNING_RATE))

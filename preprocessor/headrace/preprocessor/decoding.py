@@ -56,12 +56,14 @@ class Row:
     image_sizes: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
     """With `image.fit: anyres`, else empty: size (height, width) in pixels of the image that begins with each grid, (0, 0) for
     its other tiles, shape (n, 2)."""
+    target_weights: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """By how much the loss of each token counts, shape (T,), or empty: as in `TokenSequence`."""
 
     @property
     def nbytes(self) -> int:
         """Size of all arrays in bytes."""
-        arrays = (self.input_ids, self.labels, self.patches, self.image_grids, self.mel, self.mel_frames, self.image_sizes)
-        return sum(array.nbytes for array in arrays)
+        sizes = (self.image_grids, self.mel_frames, self.image_sizes)
+        return sum(array.nbytes for array in (self.input_ids, self.labels, self.target_weights, self.patches, self.mel, *sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,7 @@ class Sizes:
     @property
     def nbytes(self) -> int:
         """Size of the token sequence in bytes."""
-        return self.sequence.input_ids.nbytes + self.sequence.labels.nbytes
+        return self.sequence.input_ids.nbytes + self.sequence.labels.nbytes + self.sequence.target_weights.nbytes
 
     @property
     def num_patches(self) -> int:
@@ -153,7 +155,7 @@ class SampleProcessor:
         self._template = load_template(spec.text)
         self.vocabulary = self._template.vocabulary
         self._image = spec.image
-        self._schema = payload_schema(spec.image)
+        self._schema = payload_schema(spec.image, spec.sources)
         self._audio = spec.audio
         self._min_targets = spec.text.min_targets
 
@@ -233,6 +235,7 @@ class SampleProcessor:
             mel=mel,
             mel_frames=np.array(sizes.mel_frames, np.int32),
             image_sizes=np.array([size for grid in sizes.grids for size in _sizes_of_tiles(grid)], np.int32).reshape(-1, 2),
+            target_weights=sizes.sequence.target_weights,
         )
 
     def encode(self, sample_ids: Sequence[int], rows: Sequence[Row], arrays: MediaArrays | None = None) -> pa.RecordBatch:
@@ -245,18 +248,19 @@ class SampleProcessor:
             patches, mel = [row.patches for row in rows], [row.mel for row in rows]
         else:
             patches, mel = [arrays[0]], [arrays[1]]
-        columns = [
-            pa.array(sample_ids, pa.int64()),
-            _lists([row.input_ids for row in rows], pa.int32()),
-            _lists([row.labels for row in rows], pa.int32()),
-            _large_lists([row.patches.size for row in rows], patches, pa.uint8()),
-            _tuples([row.image_grids for row in rows], 3),
-            _large_lists([row.mel.size for row in rows], mel, pa.float16()),
-            _lists([row.mel_frames for row in rows], pa.int32()),
-            pa.array([row.flags for row in rows], pa.int32()),
-            _tuples([row.image_sizes for row in rows], 2),
-        ]
-        return pa.RecordBatch.from_arrays(columns[: len(self._schema)], schema=self._schema)
+        columns = {
+            "sample_id": pa.array(sample_ids, pa.int64()),
+            "input_ids": _lists([row.input_ids for row in rows], pa.int32()),
+            "labels": _lists([row.labels for row in rows], pa.int32()),
+            "patches": _large_lists([row.patches.size for row in rows], patches, pa.uint8()),
+            "image_grids": _tuples([row.image_grids for row in rows], 3),
+            "mel": _large_lists([row.mel.size for row in rows], mel, pa.float16()),
+            "mel_frames": _lists([row.mel_frames for row in rows], pa.int32()),
+            "flags": pa.array([row.flags for row in rows], pa.int32()),
+            "image_sizes": _tuples([row.image_sizes for row in rows], 2),
+            "target_weights": _lists([row.target_weights for row in rows], pa.float32()),
+        }
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
     def _render(self, sample: Sample, grids: Sequence[image.Grid], frames: Sequence[int]) -> TokenSequence:
         image_tokens: Iterator[MediumTokens] = (_token_grid(grid, self._image.merge) for grid in grids)
@@ -281,6 +285,7 @@ def probe_of(name: str, sizes: Sizes) -> Probe:
         image_patches=tuple(grid.height * grid.width for grid in sizes.grids for _ in range(grid.tiles)),
         mel_frames=sizes.mel_frames,
         is_truncated=sizes.sequence.is_truncated,
+        target_weight=sizes.sequence.target_weight,
     )
 
 
@@ -304,7 +309,7 @@ def _sizes_of_tiles(grid: image.Grid) -> list[tuple[int, int]]:
     return [] if tiled is None else [(tiled.height, tiled.width), *[(0, 0)] * (grid.tiles - 1)]
 
 
-def _lists(arrays: list[NDArray[np.int32]], kind: pa.DataType) -> pa.ListArray:
+def _lists(arrays: list[NDArray[np.int32]] | list[NDArray[np.float32]], kind: pa.DataType) -> pa.ListArray:
     return pa.ListArray.from_arrays(_offsets([array.size for array in arrays], np.int32), _values(arrays, kind))
 
 

@@ -29,7 +29,7 @@ class Occupancy(_message.Message):
     def __init__(self, ordered: _Optional[int] = ..., read: _Optional[int] = ..., decoding: _Optional[int] = ..., stored: _Optional[int] = ...) -> None: ...
 
 class Probe(_message.Message):
-    __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames", "is_truncated")
+    __slots__ = ("sample_id", "name", "num_tokens", "num_targets", "image_patches", "mel_frames", "is_truncated", "target_weight")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Probe(_message.Message):
     IMAGE_PATCHES_FIELD_NUMBER: _ClassVar[int]
     MEL_FRAMES_FIELD_NUMBER: _ClassVar[int]
     IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     sample_id: int
     name: str
     num_tokens: int
@@ -44,7 +45,8 @@ class Probe(_message.Message):
     image_patches: _containers.RepeatedScalarFieldContainer[int]
     mel_frames: _containers.RepeatedScalarFieldContainer[int]
     is_truncated: bool
-    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ..., is_truncated: _Optional[bool] = ...) -> None: ...
+    target_weight: float
+    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ..., is_truncated: _Optional[bool] = ..., target_weight: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
     __slots__ = ("sample_id", "name", "reason", "detail", "row")

@@ -84,7 +84,7 @@ class PlanEvent(_message.Message):
     def __init__(self, plan: _Optional[_Union[RankPlan, _Mapping]] = ..., location: _Optional[_Union[PartLocation, _Mapping]] = ..., ended: _Optional[_Union[JobEnded, _Mapping]] = ...) -> None: ...
 
 class RankPlan(_message.Message):
-    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "content", "seconds", "num_targets", "max_tokens", "most_microbatches")
+    __slots__ = ("step", "microbatches", "num_samples", "whole", "formation", "content", "seconds", "num_targets", "max_tokens", "target_weight", "most_microbatches")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class RankPlan(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGETS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     MOST_MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     step: int
     microbatches: _containers.RepeatedCompositeFieldContainer[RankMicrobatch]
@@ -104,8 +105,9 @@ class RankPlan(_message.Message):
     seconds: _containers.RepeatedScalarFieldContainer[float]
     num_targets: int
     max_tokens: int
+    target_weight: float
     most_microbatches: int
-    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., content: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ..., num_targets: _Optional[int] = ..., max_tokens: _Optional[int] = ..., most_microbatches: _Optional[int] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., microbatches: _Optional[_Iterable[_Union[RankMicrobatch, _Mapping]]] = ..., num_samples: _Optional[int] = ..., whole: _Optional[_Union[WholePlan, _Mapping]] = ..., formation: _Optional[int] = ..., content: _Optional[int] = ..., seconds: _Optional[_Iterable[float]] = ..., num_targets: _Optional[int] = ..., max_tokens: _Optional[int] = ..., target_weight: _Optional[float] = ..., most_microbatches: _Optional[int] = ...) -> None: ...
 
 class WholePlan(_message.Message):
     __slots__ = ("strategy", "seed", "generation", "chosen", "replicas", "microbatches", "first_sample", "units", "lengths", "dealt", "in_flight")

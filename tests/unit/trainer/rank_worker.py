@@ -38,7 +38,7 @@ def main(rank: str, world_size: str, store: str, settings: str, out: str) -> Non
         for path in ranks[int(rank)]:
             step.accumulate(read_part(path))
         result = step.finish()
-        results[f"{name}/totals"] = np.array([result.loss, result.num_targets, result.grad_norm])
+        results[f"{name}/totals"] = np.array([result.loss, result.target_weight, result.grad_norm])
         results |= {f"{name}/{key}": parameter.detach().numpy() for key, parameter in model.named_parameters()}
     np.savez(out, **results)
     dist.destroy_process_group()

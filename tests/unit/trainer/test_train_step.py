@@ -42,7 +42,7 @@ def test_the_loss_is_the_mean_over_the_targets_of_the_whole_batch(make_row, make
     with torch.no_grad():
         sums = [float(model(microbatch).loss_sum) for microbatch in (short, long)]
     result = one_step(model, [short, long])
-    assert result.num_targets == 31
+    assert result.target_weight == 31
     assert result.loss == pytest.approx(sum(sums) / 31, rel=1e-6)
     assert result.loss != pytest.approx((sums[0] / 1 + sums[1] / 30) / 2, rel=1e-3)
 
@@ -51,7 +51,7 @@ def test_the_division_into_microbatches_changes_neither_loss_nor_norm_nor_weight
     whole, divided = make_model(), make_model()
     one = one_step(whole, [collate([make_batch(mixed_rows)])])
     many = one_step(divided, [collate([make_batch([mixed_rows[i] for i in part])]) for part in ([5, 0], [3], [4, 2, 1])])
-    assert one.num_targets == many.num_targets
+    assert one.target_weight == many.target_weight
     assert one.loss == pytest.approx(many.loss, rel=1e-5)
     assert one.grad_norm == pytest.approx(many.grad_norm, rel=1e-5)
 
@@ -66,7 +66,7 @@ def test_padding_of_packs_changes_neither_loss_nor_gradients(mixed_rows, make_ba
     assert [len(data.input_ids) for data in padded] == [128, 128, 0]
     models = make_model(generator=generator), make_model(generator=generator)
     results = [one_step(model, data, settings=OptimizerSpec()) for model, data in zip(models, (plain, padded), strict=True)]
-    assert results[0].num_targets == results[1].num_targets > 0
+    assert results[0].target_weight == results[1].target_weight > 0
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5)
     assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-5)
     for model, data in zip(models, (plain, padded), strict=True):
@@ -103,7 +103,7 @@ def test_the_norm_does_not_grow_with_the_batch(make_row, make_batch, make_model)
     row = make_row(1, answer=5)
     once = one_step(make_model(), [collate([make_batch([row])])])
     four_times = one_step(make_model(), [collate([make_batch([row] * 4)])])
-    assert four_times.num_targets == 4 * once.num_targets
+    assert four_times.target_weight == 4 * once.target_weight
     assert four_times.grad_norm == pytest.approx(once.grad_norm, rel=1e-4)
 
 
@@ -119,7 +119,7 @@ def test_a_step_without_targets_changes_nothing(accumulated, make_row, make_batc
         step.accumulate(collate([make_batch([make_row(2, answer=0)])]))
     result = step.finish()
     assert math.isnan(result.loss)
-    assert (result.num_targets, result.grad_norm) == (0, 0.0)
+    assert (result.target_weight, result.grad_norm) == (0, 0.0)
     assert all(torch.equal(before[name], now) for name, now in weights_of(model).items())
     assert moments == json.dumps(optimizer.state_dict(), default=lambda x: x.tolist())
 
@@ -237,7 +237,7 @@ def test_two_ranks_take_the_same_step_as_one_process(mixed_rows, make_batch, tmp
         step = TrainStep(model, optimizer, settings=OptimizerSpec(max_grad_norm=0.5))
         step.accumulate(collate([make_batch([mixed_rows[i] for rank in members for i in rank])]))
         expected = step.finish()
-        totals = [expected.loss, expected.num_targets, expected.grad_norm]
+        totals = [expected.loss, expected.target_weight, expected.grad_norm]
         np.testing.assert_allclose(ranks[0][f"{name}/totals"], totals, rtol=1e-5, err_msg=name)
         for key, weight in weights_of(model).items():
             np.testing.assert_array_equal(ranks[0][f"{name}/{key}"], ranks[1][f"{name}/{key}"], err_msg=f"{name} {key}")

@@ -10,11 +10,12 @@ from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.spec import JobSpec
 from headrace.trainer.rank_progress import PROGRESS
+from headrace.trainer.train_step import whole
 
 log = logging.getLogger(__name__)
 
-Evaluate = Callable[[str], tuple[float, int]]
-"""Evaluates a validation set by its name, and returns loss sum and number of targets over all ranks, which all call it."""
+Evaluate = Callable[[str], tuple[float, float]]
+"""Evaluates a validation set by its name, and returns loss sum and weight of targets over all ranks, which all call it."""
 
 
 def check_sets(spec: JobSpec, every: int | None) -> None:
@@ -63,7 +64,7 @@ class Evaluations:
         self._evaluated = steps
         for name in self._sets:
             PROGRESS.begin(f"evaluates {name}")
-            loss_sum, num_targets = self._run(name)
-            loss = loss_sum / num_targets if num_targets else math.nan
-            log.info("evaluated %s", pairs(job=self._job, set=name, after_steps=steps, loss=loss, targets=num_targets))
+            loss_sum, target_weight = self._run(name)
+            loss = loss_sum / target_weight if target_weight else math.nan
+            log.info("evaluated %s", pairs(job=self._job, set=name, after_steps=steps, loss=loss, targets=whole(target_weight)))
         PROGRESS.excuse("waits for the next step")

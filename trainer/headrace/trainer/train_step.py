@@ -33,9 +33,9 @@ class StepResult:
     """The outcome of one optimizer step."""
 
     loss: float
-    """Mean loss over all targets of the global batch, in nats for text; NaN where it has no targets."""
-    num_targets: int
-    """Number of targets in the global batch: the denominator of the loss."""
+    """Mean loss over all targets of the global batch, by their weights, in nats for text; NaN where it has no targets."""
+    target_weight: float
+    """What the loss is divided by: the number of targets in the global batch or, in a job with `weights`, the sum of theirs."""
     grad_norm: float
     """L2 norm of the gradient over all parameters, before clipping; 0 where there are no targets."""
     skipped: int = 0
@@ -50,8 +50,9 @@ class StepResult:
 class TrainStep:
     """Accumulates the gradients of a global batch, microbatch by microbatch, and applies one optimizer step.
 
-    The loss of a step is the sum over all targets of the global batch divided by their number. So neither the order of samples
-    nor their division into microbatches and ranks changes it or its gradient, up to the order of floating-point additions.
+    The loss of a step is the sum over all targets of the global batch divided by their number, or their weight. So neither the
+    order of samples nor their division into microbatches and ranks changes it or its gradient, up to the order of floating-point
+    additions.
     Where torch.distributed is initialised, every rank of `group` holds the whole model, calls `accumulate` once per microbatch
     that it has (possibly never) and then `finish` once.
 
@@ -87,13 +88,13 @@ class TrainStep:
         """Add the loss and the gradients of one microbatch, which the model copies to its device."""
         with self._autocast:
             loss = self._model(microbatch)
-        if loss.num_targets:
+        if loss.target_weight:
             loss.loss_sum.backward()
         self._loss_sum += loss.loss_sum.detach()
-        self._num_targets += loss.num_targets
+        self._target_weight += loss.target_weight
 
-    def evaluate(self, steps: Iterable[Step]) -> tuple[float, int]:
-        """Return the loss sum and the number of targets of an evaluation (`StepLoader.evaluate`), over all ranks.
+    def evaluate(self, steps: Iterable[Step]) -> tuple[float, float]:
+        """Return the loss sum and the weight of all targets of an evaluation (`StepLoader.evaluate`), over all ranks.
 
         Nothing is accumulated.
         """
@@ -104,13 +105,13 @@ class TrainStep:
             with torch.no_grad(), self._autocast:
                 for loss in (self._model(microbatch.data) for step in steps for microbatch in step):
                     totals[0] += loss.loss_sum
-                    totals[1] += loss.num_targets
+                    totals[1] += loss.target_weight
         finally:
             self._model.train(training)
         if dist.is_initialized():
             dist.all_reduce(totals, group=self._group)
-        loss_sum, num_targets = totals.tolist()
-        return loss_sum, int(num_targets)
+        loss_sum, target_weight = totals.tolist()
+        return loss_sum, target_weight
 
     def finish(self, learning_rate: float | None = None) -> StepResult:
         """Update the weights with the gradients accumulated on all ranks, and clear them for the next step.
@@ -119,14 +120,14 @@ class TrainStep:
         not finite: depending on the settings it is skipped, or HeadraceError is raised on all ranks. `learning_rate`: of this
         step; None: the optimizer keeps its own.
         """
-        loss_sum, num_targets = self._reduce()
-        if num_targets == 0:
+        loss_sum, target_weight = self._reduce()
+        if target_weight == 0:
             self.discard()
-            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
+            return StepResult(loss=math.nan, target_weight=0.0, grad_norm=0.0)
         for gradient in self._gradients():
-            gradient.div_(num_targets)
+            gradient.div_(target_weight)
         grad_norm = float(nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm))
-        loss = loss_sum / num_targets
+        loss = loss_sum / target_weight
         try:
             updates = self._skip_policy.may_update(loss, grad_norm)
             self._skip_policy.record(skipped=not updates)
@@ -137,26 +138,31 @@ class TrainStep:
                 self._optimizer.step()
         finally:
             self.discard()
-        return StepResult(loss=loss, num_targets=num_targets, grad_norm=grad_norm, skipped=self._skip_policy.in_row)
+        return StepResult(loss=loss, target_weight=target_weight, grad_norm=grad_norm, skipped=self._skip_policy.in_row)
 
     def discard(self) -> None:
         """Clear the accumulated loss and gradients, for example before a step that was not committed is replayed."""
         self._optimizer.zero_grad(set_to_none=True)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._num_targets = 0
+        self._target_weight = 0.0
 
     def _gradients(self) -> list[Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 
-    def _reduce(self) -> tuple[float, int]:
-        """All-reduce the gradients in place, and return the loss and the number of targets summed over the ranks.
+    def _reduce(self) -> tuple[float, float]:
+        """All-reduce the gradients in place, and return the loss and the weight of targets summed over the ranks.
 
         A parameter without a gradient on any rank keeps none.
         """
         if not dist.is_initialized():
-            return float(self._loss_sum), self._num_targets
-        loss_sum, num_targets = sum_gradients(self._parameters, self._group, [float(self._loss_sum), self._num_targets])
-        return loss_sum, int(num_targets)
+            return float(self._loss_sum), self._target_weight
+        loss_sum, target_weight = sum_gradients(self._parameters, self._group, [float(self._loss_sum), self._target_weight])
+        return loss_sum, target_weight
+
+
+def whole(target_weight: float) -> float:
+    """Return a weight of targets as it is logged: their number, an int, where they have no weights."""
+    return int(target_weight) if target_weight.is_integer() else target_weight
 
 
 class SkipPolicy:
@@ -254,7 +260,7 @@ def log_step(job: str, step: Step, result: StepResult, non_finite_samples: Seque
             job=job,
             step=step.index,
             loss=result.loss,
-            targets=result.num_targets,
+            targets=whole(result.target_weight),
             grad_norm=result.grad_norm,
             data_wait_s=step.data_wait_s,
         ),

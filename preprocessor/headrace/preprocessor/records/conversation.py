@@ -108,7 +108,8 @@ def _turn(field: str, item: Mapping[str, Any], role: Role, key: str, spec: Mappi
             if name in THOUGHT_FIELDS:
                 _check_nothing(f"{field}.{name}", item[name], name, spec)
         turn = Draft(role=role, pieces=_content(f"{field}.{key}", said, role, "", spec))
-    return dataclasses.replace(turn, learnt=learning.is_learnt(field, item, role, spec), extra=extra)
+    weight = learning.weight_of(field, item, role, spec)
+    return dataclasses.replace(turn, learnt=weight > 0, weight=weight or 1.0, extra=extra)
 
 
 def _content(field: str, value: Any, role: Role, thought: str, spec: MappingSpec) -> list[Piece]:

@@ -44,6 +44,8 @@ class Draft:
     pieces: list[Piece]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    weight: float = 1.0
+    """By how much the loss of its tokens counts if it is."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 

@@ -20,6 +20,7 @@ from headrace.quarantine import BadSampleError, Reason
 
 _OTHER_WEIGHTS = ("train", "trainable", "loss", "loss_weight")
 """Other trainers' names for the `weight` of a turn, such as Axolotl's and ms-swift's."""
+_WEIGHTS = (1e-6, 1e6)  # with room to the smallest and largest float32, which sums of losses stay within
 _MASKS = ("mask", "masked", "loss_mask")
 _VERDICTS = ("label", "kto_tag")
 """Fields of KTO's data, which say whether an answer is wanted or not."""
@@ -30,22 +31,22 @@ Words = list[tuple[str, bool]]
 """Texts in order, each with whether it is learnt if its turn is."""
 
 
-def is_learnt(field: str, item: Mapping[str, Any], role: Role, spec: MappingSpec) -> bool:
-    """Return whether a turn is learnt, by OpenAI's `weight` or another trainer's name for it, 0 or 1, false or true.
+def weight_of(field: str, item: Mapping[str, Any], role: Role, spec: MappingSpec) -> float:
+    """Return by how much the loss of a turn counts, by OpenAI's `weight` or another trainer's name for it; 0: it is not learnt.
 
-    Raises BadSampleError (schema_error) for any other weight, for two that differ, and for a `mask`: for some a 1 means that the
-    turn is learnt, for others that it is not.
+    It is 0 or 1, false or true, or any number where the mapping has `weights`. Raises BadSampleError (schema_error) for any other
+    weight, for two that differ, and for a `mask`: for some a 1 means that the turn is learnt, for others that it is not.
     """
     weights = {}
     if item.get("weight") is not None:
         weights["weight"] = item["weight"]
-        if item["weight"] not in (0, 1):
-            raise schema_error(f"{field}.weight", "0 or 1", repr(item["weight"]))
+        if not _is_weight(item["weight"], spec):
+            raise schema_error(f"{field}.weight", _rule(spec), repr(item["weight"])[:80])
     for name in (*_OTHER_WEIGHTS, *_MASKS):
         value = item.get(name)
         if value is None or name in spec.ignore:
             continue
-        if name in _MASKS or value not in (0, 1):
+        if name in _MASKS or not (_is_weight(value, spec) if name == "loss_weight" else value in (0, 1)):
             raise BadSampleError(
                 Reason.SCHEMA_ERROR,
                 f"{field}.{name} is {repr(value)[:80]}, which is not followed: write a weight of 0 or 1 to say whether a turn is "
@@ -54,7 +55,23 @@ def is_learnt(field: str, item: Mapping[str, Any], role: Role, spec: MappingSpec
         weights[name] = value
     if role is Role.ASSISTANT and len(set(weights.values())) > 1:
         raise BadSampleError(Reason.SCHEMA_ERROR, f"{field}: {' and '.join(weights)} differ: list one under the mapping's ignore")
-    return 0 not in weights.values()
+    return float(min(weights.values(), default=1))
+
+
+def _is_weight(value: Any, spec: MappingSpec) -> bool:
+    if value in (0, 1):
+        return True
+    least, most = _WEIGHTS
+    return spec.weights and isinstance(value, int | float) and least <= value <= most
+
+
+def _rule(spec: MappingSpec) -> str:
+    least, most = _WEIGHTS
+    return (
+        f"0 or a number from {least:g} to {most:g}"
+        if spec.weights
+        else "0 or 1 (other numbers need `weights: true` in the mapping)"
+    )
 
 
 def thought_of(prefix: str, item: Mapping[str, Any], spec: MappingSpec) -> str:

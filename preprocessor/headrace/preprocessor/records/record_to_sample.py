@@ -73,7 +73,7 @@ def to_sample(record: Record, spec: MappingSpec) -> Sample:
         return Image(data=data) if piece.kind is MediaKind.IMAGE else Audio(data=data, part=part)
 
     turns = (
-        Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt, extra=turn.extra)
+        Turn(role=turn.role, segments=tuple(map(segment, turn.pieces)), learnt=turn.learnt, weight=turn.weight, extra=turn.extra)
         for turn in parsed.turns
     )
     return Sample(turns=tuple(turns), tools=tools_of(record.fields, spec))

@@ -56,13 +56,15 @@ class Turn:
     segments: tuple[Segment, ...]
     learnt: bool = True
     """Whether the turn is learnt, if its role is one whose words are learnt at all."""
+    weight: float = 1.0
+    """By how much the loss of its tokens counts if it is."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the turn's message for a template, such as `tool_calls` and `reasoning_content`."""
 
     @property
-    def loss(self) -> bool:
-        """Whether the text of this turn is to be learnt, but for masked pieces of it."""
-        return self.learnt and self.role in (Role.ASSISTANT, Role.DOCUMENT)
+    def loss(self) -> float:
+        """By how much the loss of this turn's text counts, but for masked pieces of it; 0: it is not learnt."""
+        return self.weight if self.learnt and self.role in (Role.ASSISTANT, Role.DOCUMENT) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,11 +41,18 @@ class TokenSequence:
     recordings: range
     is_truncated: bool = False
     """Whether the sample had more tokens than a sequence may have, and was cut."""
+    target_weights: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    """By how much the loss of each token counts, 0 where its label is ignored; empty: that of each target counts 1."""
 
     @property
     def num_targets(self) -> int:
         """Number of tokens that carry loss."""
         return int(np.count_nonzero(self.labels != LABEL_IGNORED))
+
+    @property
+    def target_weight(self) -> float | None:
+        """Sum of the weights of the tokens that carry loss; None: each weighs 1."""
+        return float(self.target_weights.sum(dtype=np.float64)) if len(self.target_weights) else None
 
 
 class PromptTemplate(ABC):
@@ -65,10 +72,10 @@ class PromptTemplate(ABC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Words:
-    """Text between two control tokens, with the spans of characters that are learnt."""
+    """Text between two control tokens, with the spans of characters that are learnt, each with its weight in the loss."""
 
     text: str
-    learnt: list[tuple[int, int]]
+    learnt: list[tuple[int, int, float]]
     inner: bool
     """Whether a control token stands before the text."""
 
@@ -79,7 +86,7 @@ class _Run:
 
     token: int
     count: int
-    loss: bool
+    loss: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +101,15 @@ class _Unit:
         return self.kind is None and any(isinstance(item, _Run) and item.token in tokens for item in self.items)
 
 
-_Tokens = tuple["array[int]", "array[int]"]
-"""Ids and labels, of equal length."""
+_Tokens = tuple["array[int]", "array[int]", "array[float]"]
+"""Ids and labels, of equal length; the weights of these in the loss, or none where they all weigh 1."""
 
 
 class SequenceBuilder:
-    """A sequence under construction. Text is buffered until a control token ends it, and becomes tokens in `finish`."""
+    """A sequence under construction. Text is buffered until a control token ends it, and becomes tokens in `finish`.
+
+    What is added says its `loss`: by how much the loss of its tokens counts, 0 (or False) if it is not learnt.
+    """
 
     def __init__(self, encoder: TextEncoder, max_tokens: int, too_long: TooLong) -> None:
         """`too_long`: what becomes of a sequence of more than `max_tokens` tokens."""
@@ -112,7 +122,8 @@ class SequenceBuilder:
         self._closing: Collection[int] = ()  # those that belong to the medium which has just been added if they follow now
         self._text: list[str] = []
         self._text_length = 0
-        self._learnt: list[tuple[int, int]] = []  # spans of the buffered text
+        self._learnt: list[tuple[int, int, float]] = []  # spans of the buffered text
+        self._is_weighted = False  # whether something is learnt with another weight than 1
         self._inner = False  # whether a control token stands before the buffered text
 
     def begin(self, pieces: Iterable[str | int]) -> None:
@@ -120,17 +131,19 @@ class SequenceBuilder:
         self.add(pieces, loss=False)
         self._inner = False
 
-    def add(self, pieces: Iterable[str | int], *, loss: bool) -> None:
+    def add(self, pieces: Iterable[str | int], *, loss: float) -> None:
         for piece in pieces:
             if isinstance(piece, int):
                 self.add_control(piece, loss=loss)
                 continue
             if loss:
-                self._learnt.append((self._text_length, self._text_length + len(piece)))
+                self._learnt.append((self._text_length, self._text_length + len(piece), loss))
+                self._is_weighted |= loss != 1
             self._text.append(piece)
             self._text_length += len(piece)
 
-    def add_control(self, token: int, *, count: int = 1, loss: bool) -> None:
+    def add_control(self, token: int, *, count: int = 1, loss: float) -> None:
+        self._is_weighted |= loss not in (0, 1)
         self._end_text()
         self._inner = True
         self._put(_Run(token=token, count=count, loss=loss))
@@ -153,23 +166,26 @@ class SequenceBuilder:
         parts: list[_Tokens] = []
         room, kept, is_truncated = self._max_tokens, dict.fromkeys(MediaKind, 0), False
         for unit in reversed(self._units) if at_start else self._units:
-            ids, labels = self._tokens(unit)
+            ids, labels, weights = self._tokens(unit)
             if is_truncated := len(ids) > room:
                 if self._too_long == "refuse":
                     raise BadSampleError(Reason.TOO_LONG, f"more than {self._max_tokens} tokens")
                 within = slice(len(ids) - room, None) if at_start else slice(room)
-                parts += [(ids[within], labels[within])] if unit.kind is None else []
+                parts += [(ids[within], labels[within], weights[within])] if unit.kind is None else []
                 break
-            parts.append((ids, labels))
+            parts.append((ids, labels, weights))
             room -= len(ids)
             if unit.kind is not None:
                 kept[unit.kind] += 1
-        input_ids, labels = array("i"), array("i")
+        input_ids, labels, weights = array("i"), array("i"), array("f")
         for part in reversed(parts) if at_start else parts:
             input_ids += part[0]
             labels += part[1]
+            weights += part[2]
         if labels:
             labels[0] = LABEL_IGNORED
+        if weights:
+            weights[0] = 0.0
         if is_truncated and labels.count(LABEL_IGNORED) == len(labels):
             side = "last" if at_start else "first"
             raise BadSampleError(Reason.TOO_LONG, f"nothing to learn is within the {side} {self._max_tokens} tokens")
@@ -181,6 +197,7 @@ class SequenceBuilder:
             images=images,
             recordings=recordings,
             is_truncated=is_truncated,
+            target_weights=np.frombuffer(weights, np.float32),
         )
 
     def _kept(self, kind: MediaKind, count: int, *, at_start: bool) -> range:
@@ -210,20 +227,24 @@ class SequenceBuilder:
 
     def _tokens(self, unit: _Unit) -> _Tokens:
         """Return the tokens of a unit. Raises BadSampleError as `encode_spans` does."""
-        ids, labels = array("i"), array("i")
+        ids, labels, weights = array("i"), array("i"), array("f")
         for item in unit.items:
             if isinstance(item, _Run):
                 ids += array("i", [item.token]) * item.count
                 labels += array("i", [item.token if item.loss else LABEL_IGNORED]) * item.count
+                weights += array("f", [item.loss]) * (item.count * self._is_weighted)
                 continue
             words = item if self._too_long == "refuse" else self._shortened(item)
-            encoded, learnt = self._encoder.encode_spans(words.text, words.learnt, self._max_tokens, inner=words.inner)
+            spans = [(start, stop) for start, stop, _ in words.learnt]
+            encoded, learnt = self._encoder.encode_spans(words.text, spans, self._max_tokens, inner=words.inner)
             tokens, of_words = array("i", encoded), array("i", [LABEL_IGNORED]) * len(encoded)
             for span in learnt:
                 of_words[span.start : span.stop] = tokens[span.start : span.stop]
             ids += tokens
             labels += of_words
-        return ids, labels
+            if self._is_weighted:
+                weights += _weights([loss for *_, loss in words.learnt], learnt, len(tokens))
+        return ids, labels, weights
 
     def _shortened(self, words: _Words) -> _Words:
         """Return words without what a cut takes away in any case, so that tokenising takes bounded time."""
@@ -231,9 +252,19 @@ class SequenceBuilder:
         begin = max(0, len(words.text) - most) if self._too_long == "truncate_start" else 0
         end = begin + most
         learnt = [
-            (max(start, begin) - begin, min(stop, end) - begin) for start, stop in words.learnt if start < end and stop > begin
+            (max(start, begin) - begin, min(stop, end) - begin, loss)
+            for start, stop, loss in words.learnt
+            if start < end and stop > begin
         ]
         return _Words(text=words.text[begin:end], learnt=learnt, inner=words.inner)
+
+
+def _weights(losses: Sequence[float], spans: Sequence[range], num_tokens: int) -> array[float]:
+    """Return the weights of words of so many tokens, of which these spans are learnt with these weights."""
+    weights = array("f", bytes(4 * num_tokens))
+    for loss, span in zip(losses, spans, strict=True):
+        weights[span.start : span.stop] = array("f", [loss]) * len(span)
+    return weights
 
 
 def count_disarmed(sample: Sample, encoder: TextEncoder) -> int:

@@ -88,7 +88,7 @@ class ChatTemplate(PromptTemplate):
             builder.add([beginning] * (index == 0), loss=False)
             for item in items:
                 if isinstance(item, Text):
-                    builder.add([item.text], loss=turn.loss and item.learnt)
+                    builder.add([item.text], loss=turn.loss if item.learnt else 0.0)
                 else:
                     numbers[type(item)] += 1
                     self._add_medium(builder, item, next(media), numbers[type(item)])

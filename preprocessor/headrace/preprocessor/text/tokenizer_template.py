@@ -12,7 +12,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.errors import SpecError
 from headrace.manifest import Vocabulary
@@ -123,14 +123,14 @@ class TokenizerTemplate(PromptTemplate):
     def _add_conversation(self, builder: SequenceBuilder, sample: Sample, media: Mapping[MediaKind, _Media]) -> None:
         text, worn, spans = self._rendered(sample)
         written = {kind.written: kind for kind in media.values()}
-        place, left = 0, deque(span for span in spans if span[0] < span[1])
+        place, left = 0, deque(span for span in spans if span.start < span.stop)
         for match in self._control.finditer(worn):
             start, stop = self._widened(worn, match, place)
             _add_words(builder, text, (place, start), left)
             if match[0] in written:
                 self._add_medium(builder, written[match[0]])
             else:
-                builder.add_control(self.encoder.control[match[0]], loss=bool(left) and left[0][0] < stop)
+                builder.add_control(self.encoder.control[match[0]], loss=left[0].weight if left and left[0].start < stop else 0.0)
             place = stop
         _add_words(builder, text, (place, len(text)), left)
 
@@ -144,9 +144,9 @@ class TokenizerTemplate(PromptTemplate):
                 else:
                     builder.add(self._pieces(piece), loss=False)
 
-    def _rendered(self, sample: Sample) -> tuple[str, str, list[Span]]:
-        """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and the spans
-        that are learnt."""
+    def _rendered(self, sample: Sample) -> tuple[str, str, list[_Learnt]]:
+        """Return the text of a conversation, the same in disguise, in which all control tokens are the template's, and what is
+        learnt of it."""
         template = self._tool_template if sample.tools else self._template
         _check_noted(sample, template)
         messages, tools = [self._message(turn) for turn in sample.turns], list(sample.tools) or None
@@ -163,15 +163,18 @@ class TokenizerTemplate(PromptTemplate):
                     "the chat template reads control tokens or their characters in the text, which are no control tokens there: "
                     "take them out of it, or name those that data may write in text.allow_tokens",
                 )
-        if template.has_generation and all(turn.loss for turn in sample.turns if turn.role is Role.ASSISTANT):
-            return plain.text, worn.text, worn.generated
+        if template.has_generation and all(turn.loss == 1 for turn in sample.turns if turn.role is Role.ASSISTANT):
+            return plain.text, worn.text, [_Learnt(*span) for span in worn.generated]
 
         def first_turns(num_turns: int, *, add_generation_prompt: bool = False) -> str:
             return run(messages[:num_turns], tools, add_generation_prompt=add_generation_prompt).text
 
         answers = [index for index, turn in enumerate(sample.turns) if turn.loss]
         spans = derived_spans(worn.text, answers, len(messages), self._control, first_turns)
-        return plain.text, worn.text, common_spans(spans, worn.generated) if template.has_generation else spans
+        of_answers = [common_spans([span], worn.generated) if template.has_generation else [span] for span in spans]
+        weights = [sample.turns[index].loss for index in answers]
+        learnt = [_Learnt(*span, weight) for found, weight in zip(of_answers, weights, strict=True) for span in found]
+        return plain.text, worn.text, learnt
 
     def _message(self, turn: Turn) -> dict[str, Any]:
         """Return a turn as the message that a template gets; thoughts have the names that `transformers` gives them, too."""
@@ -263,19 +266,27 @@ class _Media:
             )
 
 
-def _add_words(builder: SequenceBuilder, text: str, words: Span, spans: deque[Span]) -> None:
+class _Learnt(NamedTuple):
+    """Characters [start, stop) of a text that are learnt, and by how much their loss counts."""
+
+    start: int
+    stop: int
+    weight: float = 1.0
+
+
+def _add_words(builder: SequenceBuilder, text: str, words: Span, spans: deque[_Learnt]) -> None:
     """Add the characters `words` of a text, learnt where they are in `spans`, which are in order; take those out that end there.
 
     So each span is looked at once, where its words are, however many there are.
     """
     place, stop = words
-    while spans and spans[0][0] < stop:
-        begin, end = max(spans[0][0], place), min(spans[0][1], stop)
+    while spans and spans[0].start < stop:
+        begin, end = max(spans[0].start, place), min(spans[0].stop, stop)
         if begin < end:
             builder.add([text[place:begin]], loss=False)
-            builder.add([text[begin:end]], loss=True)
+            builder.add([text[begin:end]], loss=spans[0].weight)
             place = end
-        if spans[0][1] > stop:
+        if spans[0].stop > stop:
             break
         spans.popleft()
     builder.add([text[place:stop]], loss=False)

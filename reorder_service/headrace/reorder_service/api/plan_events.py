@@ -88,6 +88,7 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
         formation=step.formation.generation if step.formation is not None else 0,
         seconds=step.seconds if step.formation is not None else (),
         num_targets=foretold.num_targets,
+        target_weight=foretold.target_weight,
         max_tokens=foretold.max_tokens,
         most_microbatches=None if named else foretold.most_microbatches(session.num_ranks),
     )

@@ -6,6 +6,7 @@ another preprocessor, and nothing of the report gets into the manifest or the wi
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -107,6 +108,8 @@ def _probed(probed: fleet_pb2.SamplesProbed) -> None:
         least_sizes = min(probe.image_patches, default=0), min(probe.mel_frames, default=0)
         if (least := min(probe.sample_id, probe.num_tokens, probe.num_targets, *least_sizes)) < 0:
             raise UserError(f"what is probed of a sample must be 0 or more, got {least} of {probe.name[:MOST_CHARACTERS]!r}")
+        if not 0 <= probe.target_weight < math.inf:
+            raise UserError(f"targets must weigh 0 or more, got {probe.target_weight} of {probe.name[:MOST_CHARACTERS]!r}")
     _rejected(probed.rejections)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,6 +17,8 @@ class Foretold:
 
     num_targets: int
     """Tokens that carry loss."""
+    target_weight: float | None
+    """Sum of their weights; None: each weighs 1."""
     max_tokens: int
     """LLM tokens of the largest microbatch of any replica, padding of packs included."""
     counts: tuple[int, ...]
@@ -34,6 +37,7 @@ class Foretold:
 
         return cls(
             num_targets=sum(probe.num_targets for probe in probes.values()),
+            target_weight=_weight(probes.values()),
             max_tokens=max((num_tokens(k.sample_ids) for replica in plan.replicas for k in replica), default=0),
             counts=tuple(map(len, plan.replicas)),
         )
@@ -46,3 +50,11 @@ class Foretold:
                 taken[r % num_ranks] += count
             self._most[num_ranks] = max(taken)
         return self._most[num_ranks]
+
+
+def _weight(probes: Collection[Probe]) -> float | None:
+    """Return the weight of all targets, the same in whichever order the samples are; None where each weighs 1."""
+    weights = [probe.target_weight for probe in probes]
+    if all(weight is None for weight in weights):
+        return None
+    return math.fsum(probe.num_targets if probe.target_weight is None else probe.target_weight for probe in probes)

@@ -151,13 +151,23 @@ def test_an_answer_of_weight_0_is_context() -> None:
 def test_other_weights_and_answers_without_any_are_refused() -> None:
     for weight in (0.5, 2, "1", "0"):
         assert refusal({"messages": [USER, ANSWER | {"weight": weight}]}).detail == (
-            f"messages[1].weight: expected 0 or 1, got {weight!r}"
+            f"messages[1].weight: expected 0 or 1 (other numbers need `weights: true` in the mapping), got {weight!r}"
         )
     error = refusal({"messages": [USER, ANSWER | {"weight": 0}]})
     assert (error.reason, error.detail) == (
         Reason.EMPTY_SAMPLE,
         "no turn of an assistant that is to be learnt, so nothing to learn",
     )
+
+
+def test_other_weights_are_taken_where_the_mapping_says_so() -> None:
+    turns = [USER, ANSWER | {"weight": 0.5}, USER, ANSWER | {"loss_weight": 3}, USER, ANSWER, USER, ANSWER | {"weight": 0}]
+    assert [turn.loss for turn in sample({"messages": turns}, weights=True).turns] == [0, 0.5, 0, 3, 0, 1, 0, 0]
+    for weight in (-1, 1e-9, 1e9, float("nan"), "0.5"):
+        with pytest.raises(BadSampleError, match=r"weight: expected 0 or a number from 1e-06 to 1e\+06, got"):
+            sample({"messages": [USER, ANSWER | {"weight": weight}]}, weights=True)
+    with pytest.raises(BadSampleError, match="weight and loss_weight differ"):
+        sample({"messages": [USER, ANSWER | {"weight": 0.5, "loss_weight": 2}]}, weights=True)
 
 
 @pytest.mark.parametrize("flag", ["loss", "train", "loss_weight"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,17 @@ from headrace.v1 import sessions_pb2
 TOKENS = [5, 30, 2, 17, 64, 9, 40]
 
 
-def planned(replicas: int, microbatches: int, *, source_of: Any = None, **fields: Any) -> PlannedStep:
-    """Seven samples, the odd ones of shard 1; sample i has i targets."""
+def planned(
+    replicas: int, microbatches: int, *, source_of: Any = None, weights: Mapping[int, float] | None = None, **fields: Any
+) -> PlannedStep:
+    """Seven samples, the odd ones of shard 1; sample i has i targets, whose weights add up to `weights[i]`."""
     document = {"name": "job", "sources": [{"path": "/d"}], "text": {"max_tokens": 64}, "strategy": "random"}
     spec = parse_spec(document | fields | {"topology": {"replicas": replicas, "microbatches": microbatches}})
     step = PlannedStep(index=0, refs=[SampleRef(sample_id=i, shard=i % 2, row=i) for i in range(len(TOKENS))])
-    step.probes = {i: Probe(name=f"n{i}", num_tokens=length, num_targets=i) for i, length in enumerate(TOKENS)}
+    step.probes = {
+        i: Probe(name=f"n{i}", num_tokens=length, num_targets=i, target_weight=(weights or {}).get(i))
+        for i, length in enumerate(TOKENS)
+    }
     step.sample_ids = np.arange(len(TOKENS))
     step.cut(step.make_plan(spec, spec.topology, vocab=9, generation=1), part_samples=2, ticket=str, source_of=source_of)
     return step
@@ -40,6 +46,12 @@ def test_every_rank_is_told_the_same_totals(replicas: int, num_ranks: int, most:
     assert {plan.num_targets for plan in plans} == {sum(range(7))}
     assert {plan.most_microbatches for plan in plans} == {most}
     assert max(len(plan.microbatches) for plan in plans) == most
+
+
+def test_the_weight_of_all_targets_is_told_where_some_have_weights() -> None:
+    assert not any(plan.HasField("target_weight") for plan in told(planned(2, 2), 2, 2)), "the same bytes as ever"
+    step = planned(2, 2, weights={1: 0.5, 4: 10.25})
+    assert {plan.target_weight for plan in told(step, 2, 2)} == {0.5 + 10.25 + (2 + 3 + 5 + 6)}
 
 
 def test_the_largest_microbatch_of_any_rank_is_told() -> None:

@@ -59,6 +59,7 @@ def take_part(scenario: dict[str, Any], rank: int) -> dict[str, Any]:
             for step in loader:
                 received_bytes = 0
                 entry: dict[str, Any] = {"index": step.index, "num_targets": step.num_targets, "count": step.num_microbatches}
+                entry["target_weight"] = step.target_weight
                 entry["microbatches"] = []
                 got["steps"].append(entry)
                 kept = []  # but for the sender, whose memory is reused as soon as nobody reads it

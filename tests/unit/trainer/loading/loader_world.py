@@ -45,7 +45,7 @@ class World(sessions_pb2_grpc.SessionsServicer):
         self.answers.set()
         self.refuses = False
         """Whether commits are in conflict with what the service has."""
-        self.totals: dict[str, int] = {}
+        self.totals: dict[str, float] = {}
         """What plans say of a whole step; nothing, as an old service says nothing."""
         self.changed = threading.Condition()
         self._told: list[sessions_pb2.PlanEvent] = []
@@ -182,8 +182,10 @@ class World(sessions_pb2_grpc.SessionsServicer):
 
 
 def make_part(sample_id: int) -> pa.RecordBatch:
-    """One sample with an image of four patches and a recording of three frames, all values sample_id % 256."""
+    """One sample with an image of four patches and a recording of three frames, all values sample_id % 256, whose one target
+    weighs sample_id / 8."""
     patches, mel = np.full(4 * 588, sample_id % 256, np.uint8), np.full(3 * 128, sample_id % 256, np.float16)
     row: dict[str, Any] = {"sample_id": sample_id, "input_ids": [5, 6], "labels": [-100, 6], "flags": 0}
     row |= {"patches": patches, "image_grids": [[1, 2, 2]], "mel": mel, "mel_frames": [3]}
+    row["target_weights"] = [0, sample_id / 8]
     return pa.RecordBatch.from_pylist([row], schema=SCHEMA)

@@ -20,7 +20,7 @@ from tests.unit.trainer.loading import group_worker, loader_world
 NUM_PROCESSES = 4
 ALIKE = [{} for _ in range(NUM_PROCESSES)]
 CP_PP = [{"cp": [rank % 2, 2], "pp": [rank // 2, 2], "pad_to": 3} for rank in range(NUM_PROCESSES)]
-TOTALS = {"num_targets": 40, "max_tokens": 7, "most_microbatches": 3}
+TOTALS = {"num_targets": 40, "target_weight": 12.5, "max_tokens": 7, "most_microbatches": 3}
 
 World = loader_world.World
 Results = list[dict[str, Any]]
@@ -122,6 +122,7 @@ def test_all_processes_get_the_same_and_one_commits(results: dict[str, Results],
         assert microbatches(one) == microbatches(got[0])
         assert one["state"] == got[0]["state"]
     assert [step["num_targets"] for step in got[3]["steps"]] == [40, 40]
+    assert [step["target_weight"] for step in got[3]["steps"]] == [12.5, 12.5]
     assert worlds["alike"].commits == [0, 1]
     assert worlds["alike"].opens == 1, "one process is connected"
 
@@ -157,6 +158,7 @@ def test_what_is_sent_is_what_came(results: dict[str, Results]) -> None:
     assert first["patches"] == [[value] * 588 for value in (1, 1, 1, 1, 2, 2, 2, 2)]
     assert first["mel"] == [[float(value)] * 128 for value in (1, 1, 1, 2, 2, 2)]
     assert (first["image_grids"], first["mel_frames"]) == ([[1, 2, 2]] * 2, [3, 3])
+    assert first["target_weights"] == [1 / 8, 0, 2 / 8, 0]
     assert first["sources"] == [0, 0]
 
 
@@ -170,8 +172,9 @@ def test_context_parallel_ranks_get_their_rows_and_later_stages_no_media(results
             assert sorted(row for one in stage for row in one["rows"]) == list(range(num_tokens))
             assert [len(one["input_ids"]) for one in stage] == [num_tokens // 2] * 2
             assert sum(one["num_targets"] for one in stage) == len(of_ranks[0]["sample_ids"])
+            assert sum(sum(one["target_weights"]) for one in stage) == sum(of_ranks[0]["sample_ids"]) / 8
             assert all(len(one["input_ids"]) % 3 == 0 for one in stage)
-        for name in ("input_ids", "labels", "position_ids", "rows"):
+        for name in ("input_ids", "labels", "target_weights", "position_ids", "rows"):
             assert [one[name] for one in of_ranks[:2]] == [one[name] for one in of_ranks[2:]]
         assert [len(one["patches"]) for one in of_ranks] == [4 * len(of_ranks[0]["sample_ids"])] * 2 + [0, 0]
         assert all(one["image_grids"] == of_ranks[0]["image_grids"] for one in of_ranks)

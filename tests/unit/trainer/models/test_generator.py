@@ -35,8 +35,8 @@ def drawn(generator: Generator, batch: PackedMicrobatch) -> Flow:
 def test_every_image_token_is_a_target_beside_those_of_the_text(model, mixed_rows, make_batch):
     text_only = of(mixed_rows[:1], make_batch)
     batch = of(mixed_rows, make_batch)
-    assert model(text_only).num_targets == text_only.num_targets
-    assert model(batch).num_targets == batch.num_targets + (6 + 1 + 1 + 6 + 4)
+    assert model(text_only).target_weight == text_only.num_targets
+    assert model(batch).target_weight == batch.num_targets + (6 + 1 + 1 + 6 + 4)
 
 
 def test_the_loss_and_its_gradient_do_not_depend_on_how_samples_are_packed(model, mixed_rows, make_batch):
@@ -44,7 +44,7 @@ def test_the_loss_and_its_gradient_do_not_depend_on_how_samples_are_packed(model
     for division in ([[0, 1, 2, 3, 4, 5]], [[5], [3, 0], [], [4, 1, 2]]):
         model.zero_grad(set_to_none=True)
         losses = [model(of([mixed_rows[i] for i in part], make_batch)) for part in division]
-        sum(loss.loss_sum for loss in losses if loss.num_targets).backward()
+        sum(loss.loss_sum for loss in losses if loss.target_weight).backward()
         gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
         found.append((sum(loss.loss_sum.detach() for loss in losses), gradients))
     (whole, gradients), (parts, others) = found
@@ -122,6 +122,6 @@ def test_a_microbatch_without_images_leaves_the_generator_alone(model, mixed_row
 
 def test_a_microbatch_without_text_targets_still_learns_images(model, make_row, make_batch):
     loss = model(of([make_row(7, answer=0, grids=[(1, 2, 4)])], make_batch))
-    assert loss.num_targets == 2
+    assert loss.target_weight == 2
     loss.loss_sum.backward()
     assert model.decoder.embed.weight.grad.abs().sum() > 0, "through the conditions"

@@ -60,7 +60,7 @@ def test_a_packed_microbatch_is_what_the_modules_make_of_each_sample_by_hand(kin
     loss.loss_sum.backward()
     expected.backward()
 
-    assert loss.num_targets == 6 * 5
+    assert loss.target_weight == 6 * 5
     assert_close(loss.loss_sum, expected)
     for ours, theirs in (
         (model.vision.layers[0].module, by_hand.towers["vision"]),

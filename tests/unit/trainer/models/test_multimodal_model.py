@@ -26,9 +26,11 @@ def loss_and_gradients(model, microbatches):
     losses = [model(microbatch) for microbatch in microbatches]
     total = sum(loss.loss_sum for loss in losses)
     total.backward()
-    num_targets = sum(loss.num_targets for loss in losses)
-    gradients = {name: parameter.grad / num_targets for name, parameter in model.named_parameters() if parameter.grad is not None}
-    return total.detach() / num_targets, num_targets, gradients
+    target_weight = sum(loss.target_weight for loss in losses)
+    gradients = {
+        name: parameter.grad / target_weight for name, parameter in model.named_parameters() if parameter.grad is not None
+    }
+    return total.detach() / target_weight, target_weight, gradients
 
 
 def assert_same(one, other):
@@ -178,7 +180,7 @@ def test_without_targets_the_loss_is_zero(make_row, make_batch, make_model):
     model = make_model()
     for packed in (collate([]), collate([make_batch([make_row(1, answer=0, grids=[(1, 2, 2)])])])):
         loss = model(packed)
-        assert (float(loss.loss_sum), loss.num_targets) == (0.0, 0)
+        assert (float(loss.loss_sum), loss.target_weight) == (0.0, 0)
 
 
 @pytest.mark.parametrize(

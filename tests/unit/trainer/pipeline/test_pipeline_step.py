@@ -102,7 +102,7 @@ def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: Pi
     spoilt.remove()
     assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
     assert all(parameter.grad is None for parameter in step.parameters)
-    assert run(step, 1e-2).num_targets > 0
+    assert run(step, 1e-2).target_weight > 0
 
 
 @pytest.mark.parametrize("step", [OptimizerSpec(on_nan="skip", max_skips_in_row=2)], indirect=True)
@@ -129,5 +129,5 @@ def test_a_step_without_targets_ends_also_where_a_replica_has_no_part_in_it(monk
     order = Order({"units": {"llm": {"dp": 2}}}, [plan, plan], audio=False, learning_rate=1e-3)
     with Processes(2) as both:
         answers = both.run(order)
-    assert [[result.num_targets for result in answer.results] for answer in answers] == [[0, 0, 0]] * 2
+    assert [[result.target_weight for result in answer.results] for answer in answers] == [[0, 0, 0]] * 2
     assert not any(answer.moments for answer in answers)

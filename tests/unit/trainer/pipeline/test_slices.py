@@ -257,7 +257,9 @@ def make_decoder() -> Decoder:
 
 
 IDS = torch.tensor([0, 3, 4, 9, 6, 7, 3])
-IDS_TARGETS = Targets.of(torch.tensor([3, 4, 9, LABEL_IGNORED, 7, 3, LABEL_IGNORED]))
+IDS_TARGETS = Targets.of(
+    torch.tensor([3, 4, 9, LABEL_IGNORED, 7, 3, LABEL_IGNORED]), torch.tensor([0.5, 1.0, 2.0, 0.0, 0.25, 3.0, 0.0])
+)
 
 
 def tokens_loss(decoder: Decoder, loss: Callable[[Tensor, Targets, Tensor], Tensor]) -> Tensor:

@@ -46,4 +46,4 @@ def microbatches(accelerator: Accelerator, model: nn.Module, step: Step) -> Iter
 def loss_scale(accelerator: Accelerator, step: Step) -> float:
     """Return the factor of a microbatch's summed loss: gradients, which are averaged over processes, become those of the mean
     over the targets of the whole global batch."""
-    return float(accelerator.num_processes) / max(1, step.num_targets)
+    return float(accelerator.num_processes) / (step.target_weight or 1.0)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
-from headrace.trainer.integrations.model_inputs import with_tokens
+from headrace.trainer.integrations.model_inputs import check_no_weights, with_tokens
 from headrace.trainer.integrations.step_stream import StepStream
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.step_loader import StepLoader
@@ -67,6 +67,7 @@ class DynamicBatches:
         self._stream, self._form = StepStream(loader, commits_when_asked=True), form
 
     def __iter__(self) -> Iterator[list[dict[str, Any]]]:
+        check_no_weights(self._stream.loader.open().spec, "VeOmni and verl")
         while (step := self._stream.next_step()) is not None:
             yield [self._form(microbatch.data, self._stream.loader.vocabulary) for microbatch in step]
 

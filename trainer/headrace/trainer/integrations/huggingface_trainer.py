@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -11,7 +12,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from headrace.errors import UserError
-from headrace.trainer.integrations.model_inputs import packed_inputs
+from headrace.trainer.integrations.model_inputs import packed_inputs, weighted_loss
 from headrace.trainer.integrations.step_stream import StepStream
 from headrace.trainer.loading.step_loader import StepLoader
 from headrace.trainer.loading.steps import Microbatch
@@ -24,7 +25,8 @@ class HeadraceTrainer(Trainer):
     """A Trainer whose optimizer steps are the steps of a job. Give `loader` in place of `train_dataset` and `data_collator`.
 
     The model is called with packed samples (`headrace.trainer.integrations.model_inputs.packed_inputs`), and its loss is divided
-    by the targets of the whole global batch. A step is committed when the optimizer has made it, before a checkpoint is saved.
+    by the targets of the whole global batch, or by their weights. A step is committed when the optimizer has made it, before a
+    checkpoint is saved.
     """
 
     def __init__(
@@ -38,7 +40,8 @@ class HeadraceTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.args.ignore_data_skip = True  # the loader goes on from where the checkpoint is
         self._stream = StepStream(loader, commits_when_asked=False)
-        self._inputs = inputs or (lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary))
+        self._inputs = inputs or (lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary, weights=True))
+        self._own_loss = self.compute_loss_func
         self.add_callback(HeadraceCommits(self._stream))
 
     def get_train_dataloader(self) -> Any:
@@ -48,7 +51,7 @@ class HeadraceTrainer(Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[dict[str, Any]], Tensor | None]:
-        """Return the microbatches of the next step, and the targets of its global batch; behind the last one none, and end."""
+        """Return the microbatches of the next step, and the weight of its targets; behind the last step none, and end."""
         step = self._stream.next_step()
         if step is None:
             self.control.should_training_stop = True
@@ -58,7 +61,17 @@ class HeadraceTrainer(Trainer):
                 f"a step of the job has {step.num_microbatches} microbatches on each rank, and gradient_accumulation_steps is "
                 f"{num_batches}: set it to {step.num_microbatches}, or change the job's topology.microbatches"
             )
-        return [self._inputs(microbatch) for microbatch in step], torch.tensor(max(1, step.num_targets), device=device)
+        return [self._inputs(microbatch) for microbatch in step], torch.tensor(step.target_weight or 1.0, device=device)
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the loss of a microbatch: the model's own, or that of its logits where targets have weights."""
+        weights = inputs.pop("target_weights", None)
+        self.compute_loss_func = self._own_loss if weights is None else partial(_weighted_mean, weights)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def _weighted_mean(weights: Tensor, outputs: Any, labels: Tensor, *, num_items_in_batch: Tensor) -> Tensor:
+    return weighted_loss(outputs.logits, labels, weights) / num_items_in_batch
 
 
 class HeadraceCommits(TrainerCallback, ExportableState):

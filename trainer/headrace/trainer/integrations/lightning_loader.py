@@ -49,7 +49,7 @@ class HeadraceBatches(Callback):
                     f"a step of the job has {step.num_microbatches} microbatches on each rank, and accumulate_grad_batches is "
                     f"{accumulated}: set it to {step.num_microbatches}, or change the job's topology.microbatches"
                 )
-            scale = accumulated * num_ranks / max(1, step.num_targets)
+            scale = accumulated * num_ranks / (step.target_weight or 1.0)
             for microbatch in step:
                 yield {**self._inputs(microbatch), "loss_scale": scale}
 

@@ -55,17 +55,25 @@ class MegatronBatches(Iterator[dict[str, Any]]):
         return self._batch(microbatch)
 
     def _batch(self, microbatch: Microbatch) -> dict[str, Any]:
+        """Return the arguments of a model. Weights of targets are in the mask, times what makes their mean over the step 1, as
+        Megatron divides by the number of targets."""
+        step = self._stream.step
+        assert step is not None, "this is a microbatch of it"
         data = with_tokens(microbatch.data, self._stream.loader.vocabulary)
         if self._padded:
             rows = data.padded()
             tokens, labels, positions, packed = rows.input_ids, rows.labels, rows.position_ids, None
+            weights = rows.target_weights
         else:
             tokens, labels, positions = data.input_ids[None], data.labels[None], data.position_ids[None]
+            weights = data.target_weights[None]
             packed = PackedSeqParams(qkv_format="thd", **_lengths(data.flash_kwargs()))
         return {
             "tokens": tokens,
             "labels": labels.clamp(min=0),  # looked up by the loss even where the mask is 0
-            "loss_mask": (labels != LABEL_IGNORED).float(),
+            "loss_mask": weights * (step.num_targets / step.target_weight)
+            if weights.numel()
+            else (labels != LABEL_IGNORED).float(),
             "attention_mask": None,
             "position_ids": positions,
             "packed_seq_params": packed,
@@ -99,7 +107,7 @@ def masked_loss(loss_mask: Tensor, losses: Tensor) -> tuple[Tensor, Tensor, dict
     loss_mask, losses: (b, s).
     """
     loss = (losses.float() * loss_mask).sum()
-    num_targets = loss_mask.sum().to(torch.int)
+    num_targets = loss_mask.count_nonzero().to(torch.int)
     return loss, num_targets, {"lm loss": torch.stack([loss.detach(), num_targets.float()])}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
 
 from headrace.errors import UserError
-from headrace.trainer.integrations.model_inputs import with_tokens
+from headrace.trainer.integrations.model_inputs import check_no_weights, with_tokens
 from headrace.trainer.integrations.same_samples import same_samples
 from headrace.trainer.integrations.step_stream import StepStream
 from headrace.trainer.loading.connecting import connect
@@ -46,6 +46,7 @@ class HeadraceDataLoader(BaseDataLoader):
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         spec = self._stream.loader.open().spec
+        check_no_weights(spec, "torchtitan")
         if spec.text.max_tokens > self._seq_len:
             raise UserError(
                 f"the job's samples have up to {spec.text.max_tokens} tokens (text.max_tokens), and the model {self._seq_len} "

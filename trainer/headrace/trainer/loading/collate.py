@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ from headrace.trainer.loading.buffers import BufferPool
 from headrace.trainer.loading.columns import Columns
 from headrace.trainer.loading.device_copy import to_device
 from headrace.trainer.loading.padded import PaddedMicrobatch, padded_rows, unshifted
+
+_Number = TypeVar("_Number", np.int64, np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,11 +77,19 @@ class PackedMicrobatch:
     recordings_per_sample: Tensor
     """(n,) int32: number of recordings of each sample."""
     num_targets: int
-    """Number of labels that are not LABEL_IGNORED: this microbatch's share in the denominator of the step's loss, and the sum
-    of its samples' `Probe.num_targets`."""
+    """Number of labels that are not LABEL_IGNORED: the sum of its samples' `Probe.num_targets`."""
+    target_weights: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float32))
+    """(T,) float32, aligned with `labels`: by how much the loss of each target counts, 0 where there is none. (0,): each counts
+    1, as in all jobs whose mappings do not have `weights`."""
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """(T,) int64, on the host: the place of each token in the whole microbatch, if this is a context-parallel slice of it. Then
     cu_seqlens, sample_segments and pack_offsets are of the whole, and media are whole, too. (0,): this is the whole."""
+
+    @property
+    def target_weight(self) -> float:
+        """Sum of the weights of the targets, their number where each weighs 1: this microbatch's share in the denominator of the
+        step's loss. Where they have weights, it waits for the device that these are on."""
+        return float(self.target_weights.double().sum()) if len(self.target_weights) else float(self.num_targets)
 
     @property
     def max_seqlen(self) -> int:
@@ -103,7 +113,7 @@ class PackedMicrobatch:
     def padded(self, multiple: int = 1) -> PaddedMicrobatch:
         """Return the tokens with a row for each sample, padded to the longest one, rounded up to a `multiple` of tokens."""
         self._check_whole("padded")
-        fills = {"input_ids": 0, "position_ids": 0, "mrope_position_ids": 0, "labels": LABEL_IGNORED}
+        fills = {"input_ids": 0, "position_ids": 0, "mrope_position_ids": 0, "labels": LABEL_IGNORED, "target_weights": 0}
         values = {name: getattr(self, name) for name in fills}
         values["attention_mask"] = torch.ones_like(self.input_ids)
         segments = self.sample_segments.long()
@@ -124,7 +134,7 @@ class PackedMicrobatch:
         return replace(self, **{name: getattr(self, name).pin_memory() for name in PAYLOAD})
 
 
-PAYLOAD = ("input_ids", "labels", "position_ids", "mrope_position_ids", "patches", "mel")
+PAYLOAD = ("input_ids", "labels", "target_weights", "position_ids", "mrope_position_ids", "patches", "mel")
 """Fields of a PackedMicrobatch that go to the device; the others stay on the host."""
 
 
@@ -156,7 +166,8 @@ def collate(
     input_ids = columns.values("input_ids")
     if vocab_size is not None:
         _check_tokens(input_ids, vocab_size, columns.values("sample_id"), cu_seqlens)
-    labels = _predicted(columns.values("labels"), lengths, cu_seqlens)
+    labels = _predicted(columns.values("labels").astype(np.int64), cu_seqlens, LABEL_IGNORED)
+    weights = columns.target_weights()
     grids = columns.values("image_grids").reshape(-1, 3)
     mel_frames = columns.values("mel_frames")
     image_cu_seqlens = _offsets(grids.prod(axis=1))
@@ -182,6 +193,7 @@ def collate(
         images_per_sample=_tensor(_entries(columns, "image_grids"), np.int32),
         recordings_per_sample=_tensor(_entries(columns, "mel_frames"), np.int32),
         num_targets=int(np.count_nonzero(labels != LABEL_IGNORED)),
+        target_weights=torch.from_numpy(np.empty(0, np.float32) if weights is None else _predicted(weights, cu_seqlens, 0)),
     )
 
 
@@ -247,12 +259,12 @@ def _image_sizes(columns: Columns) -> NDArray[np.integer]:
     return columns.values("image_sizes").reshape(-1, 2) if known else np.empty((0, 2), np.int32)
 
 
-def _predicted(labels: NDArray[np.integer], lengths: NDArray[np.int32], cu_seqlens: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Shift labels one to the left inside every sample, to the position that predicts them; the last gets LABEL_IGNORED."""
-    shifted = np.empty(len(labels), np.int64)
-    shifted[:-1] = labels[1:]
-    if len(labels):
-        shifted[cu_seqlens[1:][lengths > 0] - 1] = LABEL_IGNORED
+def _predicted(values: NDArray[_Number], cu_seqlens: NDArray[np.int32], last: int) -> NDArray[_Number]:
+    """Shift values one to the left inside every sample, to the position that predicts their token; its last one gets `last`."""
+    shifted = np.empty_like(values)
+    shifted[:-1] = values[1:]
+    if len(values):
+        shifted[cu_seqlens[1:][np.diff(cu_seqlens) > 0] - 1] = last
     return shifted
 
 

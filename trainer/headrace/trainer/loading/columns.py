@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
 from headrace.errors import HeadraceError
-from headrace.sample import SCHEMA
+from headrace.sample import LABEL_IGNORED, SCHEMA
 from headrace.trainer.loading.buffers import BufferPool, aligned
 
 MEDIA = {"patches": torch.uint8, "mel": torch.float16}
@@ -46,6 +46,21 @@ class Columns:
     def lengths(self, name: str) -> NDArray[np.int32]:
         """Return the (n,) numbers of values per row in a list column, which must be there."""
         return np.concatenate([np.diff(batch.column(name).offsets.to_numpy()) for batch in self._batches])
+
+    def target_weights(self) -> NDArray[np.float32] | None:
+        """Return the (T,) weights of all tokens in the loss, not shifted; None if every target weighs 1.
+
+        Raises HeadraceError where a sample has weights, and not one for each label.
+        """
+        lengths = self.lengths("target_weights") if "target_weights" in self.names else np.zeros(self.num_rows, np.int32)
+        if not lengths.any():
+            return None
+        of_labels = self.lengths("labels")
+        if not np.array_equal(lengths[lengths > 0], of_labels[lengths > 0]):
+            raise HeadraceError("a payload batch has samples with different numbers of labels and target_weights")
+        weights: NDArray[np.float32] = (self.values("labels") != LABEL_IGNORED).astype(np.float32)
+        weights[np.repeat(lengths > 0, of_labels)] = np.concatenate(self._arrays("target_weights"))
+        return weights
 
     def values(self, name: str) -> NDArray[np.integer]:
         """Return the flattened values of an integer column, not to be written to; (0,) if the column is missing."""

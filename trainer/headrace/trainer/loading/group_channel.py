@@ -209,7 +209,7 @@ class GroupChannel:
     def _send_payload(self, data: PackedMicrobatch) -> PackedMicrobatch:
         """Send the payload of a microbatch, and return it with its payload where the others have it."""
         sent = {name: to_device(getattr(data, name), self.device) for name in PAYLOAD}
-        self._broadcast(torch.cat([sent[name].flatten() for name in _TOKENS]), self._group)
+        self._broadcast(torch.cat([_as_numbers(sent[name]) for name in _TOKENS]), self._group)
         for name in _MEDIA:
             self._broadcast(sent[name].view(torch.uint8), self._media_group)
         return replace(data, **sent)
@@ -281,9 +281,19 @@ def _split(flat: Tensor, sizes: Mapping[str, tuple[int, int]]) -> dict[str, Tens
     """Return the tensors of these sizes that lie one behind the other in a flat one, each in its own dtype."""
     pieces = torch.split(flat, [_count(size) for size in sizes.values()])
     return {
-        name: piece.view(size if size[1] >= 0 else size[:1]).to(_DTYPES[name])
+        name: _of_numbers(piece, _DTYPES[name]).view(size if size[1] >= 0 else size[:1])
         for (name, size), piece in zip(sizes.items(), pieces, strict=True)
     }
+
+
+def _as_numbers(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor as flat int64, float32 by their bits."""
+    return (tensor.view(torch.int32) if tensor.dtype == torch.float32 else tensor).flatten().long()
+
+
+def _of_numbers(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values of which `_as_numbers` has made numbers."""
+    return numbers.int().view(dtype) if dtype == torch.float32 else numbers.to(dtype)
 
 
 def _error(text: str) -> errors.HeadraceError:

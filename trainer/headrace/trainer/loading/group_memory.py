@@ -24,7 +24,7 @@ from torch.utils.dlpack import from_dlpack
 FOLDER = Path("/dev/shm")
 _MOST_BYTES = 1 << 36  # of the file, most of which never has pages
 SHARE = 4  # of what is free in /dev/shm, one part: preprocessors keep payload there, too
-_ARROW = {torch.int64: pa.int64(), torch.uint8: pa.uint8(), torch.float16: pa.float16()}
+_ARROW = {torch.int64: pa.int64(), torch.uint8: pa.uint8(), torch.float16: pa.float16(), torch.float32: pa.float32()}
 
 
 class GroupMemory:

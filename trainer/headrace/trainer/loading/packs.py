@@ -120,11 +120,12 @@ def _padded(
     shifts = np.repeat(new_offsets[:-1] - offsets[:-1], tokens_of_packs)
     places = torch.from_numpy(np.arange(len(shifts)) + shifts)
     cu_seqlens = np.cumsum([0, *lengths], dtype=np.int32)
-    total = int(new_offsets[-1])
+    total, weights = int(new_offsets[-1]), microbatch.target_weights
     return replace(
         microbatch,
         input_ids=_placed(microbatch.input_ids, places, total, padding.token),
         labels=_placed(microbatch.labels, places, total, LABEL_IGNORED),
+        target_weights=_placed(weights, places, total, 0) if len(weights) else weights,
         position_ids=torch.from_numpy(np.arange(total) - np.repeat(cu_seqlens[:-1], lengths)),
         cu_seqlens=torch.from_numpy(cu_seqlens),
         pack_offsets=torch.from_numpy(new_offsets),

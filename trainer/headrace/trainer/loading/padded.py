@@ -25,6 +25,10 @@ class PaddedMicrobatch:
     labels: Tensor
     """(n, L) int64, shifted: `labels[i, t]` follows `input_ids[i, t]`, or is LABEL_IGNORED, as in padding."""
 
+    target_weights: Tensor
+    """(n, L) float32, aligned with `labels`: by how much the loss of each target counts, 0 where there is none; (n, 0) where each
+    counts 1."""
+
     @property
     def unshifted_labels(self) -> Tensor:
         """(n, L) int64: `unshifted_labels[i, t]` is the label of token t itself, for models that shift labels, as those of
@@ -34,10 +38,13 @@ class PaddedMicrobatch:
         return shifted
 
 
-def unshifted(labels: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return (T,) labels that stand at their own token, of labels that stand at the token before; cu_seqlens: (s + 1,)."""
+def unshifted(labels: Tensor, cu_seqlens: Tensor, first: int = LABEL_IGNORED) -> Tensor:
+    """Return (T,) labels, or their weights, that stand at their own token, of such that stand at the token before.
+
+    cu_seqlens: (s + 1,); first: what the first token of each segment gets.
+    """
     moved = labels.roll(1)
-    moved[cu_seqlens[:-1][cu_seqlens.diff() > 0].to(labels.device, torch.int64, non_blocking=True)] = LABEL_IGNORED
+    moved[cu_seqlens[:-1][cu_seqlens.diff() > 0].to(labels.device, torch.int64, non_blocking=True)] = first
     return moved
 
 

@@ -72,11 +72,12 @@ def padded_to_slices(data: PackedMicrobatch, size: int, order: SliceOrder, pad_t
     def placed(values: Tensor, fill: Tensor) -> Tensor:
         return fill.index_copy(-1, at, values)
 
-    mrope = data.mrope_position_ids
+    mrope, weights = data.mrope_position_ids, data.target_weights
     return replace(
         data,
         input_ids=placed(data.input_ids, torch.full((total,), token)),
         labels=placed(data.labels, torch.full((total,), LABEL_IGNORED)),
+        target_weights=placed(weights, torch.zeros(total)) if len(weights) else weights,
         position_ids=placed(data.position_ids, counted),
         mrope_position_ids=placed(mrope, counted.repeat(3, 1)) if mrope.shape[1] else mrope,
         cu_seqlens=cu_seqlens,
@@ -109,11 +110,12 @@ def slice_of(data: PackedMicrobatch, rows: Tensor, num_targets: int) -> PackedMi
     if not len(data.input_ids):
         return data
     at = rows.to(data.input_ids.device, non_blocking=True)
-    mrope = data.mrope_position_ids
+    mrope, weights = data.mrope_position_ids, data.target_weights
     return replace(
         data,
         input_ids=data.input_ids[at],
         labels=data.labels[at] if len(data.labels) else data.labels,
+        target_weights=weights[at] if len(weights) else weights,
         position_ids=data.position_ids[at],
         mrope_position_ids=mrope[:, at] if mrope.shape[1] else mrope,
         rows=rows,

@@ -68,6 +68,7 @@ class Step:
     measured: Sequence[MeasuredWork] | None = None
     """What was measured of the step, where its microbatches are not iterated over; None: what the loop over them took."""
     _num_targets: int | None = None
+    _target_weight: float | None = None
     _max_tokens: int | None = None
     _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
     """The time between a microbatch and the request for the next one, by replica and index."""
@@ -89,6 +90,7 @@ class Step:
             _microbatches=iter(()),
             _tickets=tickets,
             _num_targets=plan.num_targets if plan.HasField("num_targets") else None,
+            _target_weight=plan.target_weight if plan.HasField("target_weight") else None,
             _max_tokens=plan.max_tokens if plan.HasField("max_tokens") else None,
         )
 
@@ -99,13 +101,13 @@ class Step:
             num_samples=self.num_samples,
             content=self.content,
             num_targets=self._num_targets,
+            target_weight=self._target_weight,
             max_tokens=self._max_tokens,
         )
 
     @property
     def num_targets(self) -> int:
-        """Number of targets of the whole global batch, over all ranks, known before its first microbatch: a denominator of the
-        loss that needs no all-reduce.
+        """Number of targets of the whole global batch, over all ranks, known before its first microbatch.
 
         It is of the batch as planned. A sample that turns out to be damaged only when it is decoded (`rejected`) counts here, and
         in no `microbatch.data.num_targets`: their sum over all ranks is smaller by its targets. All ranks are told one number.
@@ -115,6 +117,15 @@ class Step:
         if self._num_targets is None:
             raise not_told("the targets of a step")
         return self._num_targets
+
+    @property
+    def target_weight(self) -> float:
+        """Sum of the weights of these targets, their number where each weighs 1: a denominator of the loss that needs no
+        all-reduce.
+
+        Raises UserError as `num_targets`.
+        """
+        return float(self.num_targets) if self._target_weight is None else self._target_weight
 
     @property
     def max_tokens(self) -> int:

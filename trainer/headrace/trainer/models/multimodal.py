@@ -136,10 +136,11 @@ class MultimodalModel(nn.Module):
         device = self.decoder.output_weight.device
         num_generated = 0 if self.generator is None else self.generator.num_rows(microbatch.image_cu_seqlens)
         if microbatch.num_targets + num_generated == 0:
-            return StepLoss(loss_sum=torch.zeros((), device=device), num_targets=0)
+            return StepLoss(loss_sum=torch.zeros((), device=device), target_weight=0.0)
         embeddings = self.embed(microbatch)
         positions, keys = self.decoder.positions(microbatch), self.decoder.dropout_keys(microbatch)
-        sequence = positions, Segments.of(microbatch.cu_seqlens), Targets.of(microbatch.labels), keys
+        found = Targets.of(microbatch.labels, microbatch.target_weights)
+        sequence = positions, Segments.of(microbatch.cu_seqlens), found, keys
         position_ids, segments, targets, keys = to_device(sequence, device)
         hidden = self.decoder(embeddings, position_ids, segments, keys)
         loss_sum = token_loss(hidden, targets, self.decoder.output_weight)
@@ -147,7 +148,7 @@ class MultimodalModel(nn.Module):
             images = microbatch.patches, self.generator.layout(microbatch), self.placeholders("vision", microbatch.input_ids)
             patches, layout, rows = to_device(images, device)
             loss_sum = loss_sum + self.generator(patches, layout, self.conditions(hidden, rows))
-        return StepLoss(loss_sum=loss_sum, num_targets=microbatch.num_targets + num_generated)
+        return StepLoss(loss_sum=loss_sum, target_weight=microbatch.target_weight + num_generated)
 
     def embed(self, microbatch: PackedMicrobatch) -> Tensor:
         """Return the decoder's input (T, width): token embeddings, with media tokens in place of their placeholders."""

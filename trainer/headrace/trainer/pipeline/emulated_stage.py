@@ -88,7 +88,9 @@ class EmulatedChunk:
     def __call__(self, inputs: Inputs, hidden: Tensor | None, arrived: Mapping[str, Tensor]) -> Output:
         tensors = [self._trainable, *([hidden] if hidden is not None else arrived.values())]
         rows: Tensor = _Sleep.apply(self, inputs.layers, inputs.num_rows, *tensors)  # type: ignore[no-untyped-call]
-        return Output(loss=StepLoss(loss_sum=rows.sum(), num_targets=rows.shape[0])) if self._is_last else Output(rows=rows)
+        return (
+            Output(loss=StepLoss(loss_sum=rows.sum(), target_weight=float(rows.shape[0]))) if self._is_last else Output(rows=rows)
+        )
 
     def take_weight_gradients(self) -> Callable[[], None]:
         return partial(self.sleep, self._weights_s)

@@ -46,7 +46,7 @@ class Totals:
 
     loss_sum: Tensor
     """float64 scalar, on the device: to read it is to wait for the computation of the step."""
-    num_targets: int = 0
+    target_weight: float = 0.0
     _losses: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
     """Samples and loss of each portion."""
 
@@ -54,7 +54,7 @@ class Totals:
         """Add the loss of a portion with these samples. The host does not wait for it."""
         loss_sum = loss.loss_sum.detach()
         self.loss_sum += loss_sum
-        self.num_targets += loss.num_targets
+        self.target_weight += loss.target_weight
         self._losses.append((samples, loss_sum))
 
     def non_finite_samples(self) -> list[int]:
@@ -307,7 +307,7 @@ class _Run:
         rows, loss = held.output.rows, held.output.loss
         ends: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        if loss is not None and loss.num_targets and loss.loss_sum.requires_grad:
+        if loss is not None and loss.target_weight and loss.loss_sum.requires_grad:
             ends.append(loss.loss_sum)
             gradients.append(None)
         if rows is not None and (move.source is not None or rows.numel()):

@@ -102,14 +102,14 @@ class PipelineStep:
         """
         result = self.accumulate(routes, feed)
         try:
-            if result.num_targets:
+            if result.target_weight:
                 updates = self._skip_policy.may_update(result.loss, result.grad_norm, self.non_finite_samples)
                 self._skip_policy.record(skipped=not updates)
                 if updates:
                     self.optimizer.step(learning_rate)
         finally:
             self.discard()
-        return replace(result, skipped=self._skip_policy.in_row if result.num_targets else 0)
+        return replace(result, skipped=self._skip_policy.in_row if result.target_weight else 0)
 
     def accumulate(self, routes: Routes, feed: Feed) -> StepResult:
         """Run forward and backward, and leave the clipped gradients of the global batch in the parameters.
@@ -119,20 +119,19 @@ class PipelineStep:
         with self._autocast:  # around all microbatches: weights are cast once
             totals = self._executor.run(routes, feed)
             self._executor.wire.flush()
-        loss_sum, num_targets = self._sum(totals)
+        loss_sum, target_weight = self._sum(totals)
         self.non_finite_samples = () if math.isfinite(loss_sum) else totals.non_finite_samples()
-        if not num_targets:
+        if not target_weight:
             self.optimizer.reduce()  # replicas that had portions have begun sums, in which they wait for those that had none
-            return StepResult(loss=math.nan, num_targets=0, grad_norm=0.0)
-        return StepResult(loss=loss_sum / num_targets, num_targets=int(num_targets), grad_norm=self._reduce(num_targets))
+            return StepResult(loss=math.nan, target_weight=0.0, grad_norm=0.0)
+        return StepResult(loss=loss_sum / target_weight, target_weight=target_weight, grad_norm=self._reduce(target_weight))
 
-    def evaluate(self, routes: Routes, feed: Feed) -> tuple[float, int]:
-        """Run forward only. Return the loss sum of the global batch and its number of targets, over all processes."""
+    def evaluate(self, routes: Routes, feed: Feed) -> tuple[float, float]:
+        """Run forward only. Return the loss sum of the global batch and the weight of its targets, over all processes."""
         with torch.no_grad(), self._autocast:
             totals = self._evaluator.run(routes, feed)
             self._evaluator.wire.flush()
-        loss_sum, num_targets = self._sum(totals)
-        return loss_sum, int(num_targets)
+        return self._sum(totals)
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this process has measured of the last step's actions."""
@@ -153,18 +152,18 @@ class PipelineStep:
         sums = torch.zeros(2, dtype=torch.float64, device=self._device)
         if self.place.slice == 0:
             sums[0] += totals.loss_sum
-            sums[1] += totals.num_targets
+            sums[1] += totals.target_weight
         dist.all_reduce(sums, group=self.groups.everybody)
         first, second = sums.tolist()
         return first, second
 
-    def _reduce(self, num_targets: float) -> float:
+    def _reduce(self, target_weight: float) -> float:
         """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
         self.optimizer.reduce()
         counted = []
         for piece in self.optimizer.pieces:
             if piece.weight.grad is not None:
-                piece.weight.grad.div_(num_targets)
+                piece.weight.grad.div_(target_weight)
                 if not self.is_copy(piece.parameter):
                     counted.append(piece.weight.grad)
         squares = torch.nn.utils.get_total_norm(counted).to(self._device).double().square()

@@ -178,16 +178,16 @@ def _train(
         writer.save(committed, loader.state_dict())
 
 
-def _evaluate(loader: PipelineLoader, step: PipelineStep, name: str) -> tuple[float, int]:
-    """Evaluate a validation set. Return the loss sum and the number of targets, over all processes."""
-    loss_sum, num_targets = 0.0, 0
+def _evaluate(loader: PipelineLoader, step: PipelineStep, name: str) -> tuple[float, float]:
+    """Evaluate a validation set. Return the loss sum and the weight of targets, over all processes."""
+    loss_sum, target_weight = 0.0, 0.0
     with loader.evaluation(evaluation_of(loader.spec, name)) as evaluating:
         for planned, feed in evaluating.steps(step.prepare):
             loss, targets = step.evaluate(feed.routes, feed)
             evaluating.commit_fed(planned, feed, loss=loss / targets if targets else math.nan, measured=())
-            loss_sum, num_targets = loss_sum + loss, num_targets + targets
+            loss_sum, target_weight = loss_sum + loss, target_weight + targets
         evaluating.settle()
-    return loss_sum, num_targets
+    return loss_sum, target_weight
 
 
 def _model(

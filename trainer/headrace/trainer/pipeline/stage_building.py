@@ -177,6 +177,8 @@ class LlmEnd:
     """What the LLM's head, and the projector to a generator, take of a portion."""
 
     targets: Targets
+    target_weight: float
+    """Sum of their weights."""
     image_rows: Tensor
     """(t,) int64: the rows of image tokens."""
 
@@ -216,7 +218,9 @@ class LlmStage(Stage):
         return self.model.decoder.dropout_keys(data)
 
     def _end_inputs(self, data: PackedMicrobatch) -> LlmEnd:
-        return LlmEnd(targets=Targets.of(data.labels), image_rows=self.model.placeholders("vision", data.input_ids))
+        targets = Targets.of(data.labels, data.target_weights)
+        image_rows = self.model.placeholders("vision", data.input_ids)
+        return LlmEnd(targets=targets, target_weight=data.target_weight, image_rows=image_rows)
 
     def _embed_inputs(self, entry: LlmEntry, arrived: Mapping[str, Tensor]) -> Tensor:
         x: Tensor = self.model.decoder.embed(entry.input_ids).float()
@@ -244,7 +248,7 @@ class LlmStage(Stage):
         hidden = decoder.norm(x)
         targets, weight, cut = end.targets, decoder.output_weight, self.vocabulary
         loss_sum = token_loss(hidden, targets, weight) if cut is None else sliced_token_loss(hidden, targets, weight, cut)
-        loss = StepLoss(loss_sum=loss_sum, num_targets=len(targets.rows))
+        loss = StepLoss(loss_sum=loss_sum, target_weight=end.target_weight)
         has_behind = self.model.generator_projector is not None
         return Output(rows=self.model.conditions(hidden, end.image_rows) if has_behind else None, loss=loss)
 
@@ -290,7 +294,7 @@ class GeneratorStage(Stage):
         return self._generator.layer_args(layers[1])
 
     def _make_output(self, x: Tensor, _: None) -> Output:
-        return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), num_targets=len(x)))
+        return Output(loss=StepLoss(loss_sum=self._generator.loss(x, self._flow), target_weight=float(len(x))))
 
 
 STAGES: dict[str, type[Stage]] = {

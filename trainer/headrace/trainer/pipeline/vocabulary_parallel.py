@@ -87,7 +87,7 @@ def sliced_token_loss(
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     chunk = max(1, max_logits // output_weight.shape[0])
-    loss: Tensor = _SlicedCrossEntropy.apply(hidden[targets.rows], targets.ids, output_weight, vocabulary, chunk, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _SlicedCrossEntropy.apply(hidden[targets.rows], targets, output_weight, vocabulary, chunk, dtype)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -102,40 +102,40 @@ class _SlicedCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any,
         hidden: Tensor,
-        targets: Tensor,
+        targets: Targets,
         weight: Tensor,
         vocabulary: VocabularySlice,
         chunk: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        ctx.vocabulary, ctx.chunk, ctx.dtype = vocabulary, chunk, dtype
+        ctx.targets, ctx.vocabulary, ctx.chunk, ctx.dtype = targets, vocabulary, chunk, dtype
         found = []
         with torch.autocast(hidden.device.type, enabled=False):  # it would cache this cast, which has no gradient, for other uses
             cast = weight.to(dtype)
-            for x, y in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
+            for x, y in zip(torch.split(hidden, chunk), torch.split(targets.ids, chunk), strict=True):
                 logits = functional.linear(x.to(dtype), cast).float()
                 local, is_own = vocabulary.local(y, len(weight))
                 of_target = logits.gather(1, local[:, None]).squeeze(1).masked_fill(~is_own, 0)
                 found.append(torch.stack((logits.logsumexp(1), of_target), dim=1))
         of_slices = gather(torch.cat(found), vocabulary.group).view(-1, *hidden.shape[:1], 2)
         log_sum, of_target = of_slices[..., 0].logsumexp(0), of_slices[..., 1].sum(0)
-        ctx.save_for_backward(hidden, targets, weight, log_sum)
-        return (log_sum - of_target).sum()
+        ctx.save_for_backward(hidden, weight, log_sum)
+        return targets.weighted_sum(log_sum - of_target)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, targets, weight, log_sum = ctx.saved_tensors
+        hidden, weight, log_sum = ctx.saved_tensors
         cast = weight.to(ctx.dtype)
         of_hidden = torch.empty_like(hidden, dtype=torch.float32)
         of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
-        chunks = (torch.split(rows, ctx.chunk) for rows in (hidden, targets, log_sum, of_hidden))
-        for x, y, log_sum_of_x, of_x in zip(*chunks, strict=True):
+        chunks = ctx.targets.split(ctx.chunk), *(torch.split(rows, ctx.chunk) for rows in (hidden, log_sum, of_hidden))
+        for y, x, log_sum_of_x, of_x in zip(*chunks, strict=True):
             x = x.to(ctx.dtype)
             of_logits = (functional.linear(x, cast).float() - log_sum_of_x[:, None]).exp_()
-            local, is_own = ctx.vocabulary.local(y, len(weight))
-            of_logits[torch.arange(len(y), device=y.device), local] -= is_own.float()
-            of_logits = of_logits.mul_(gradient).to(ctx.dtype)
+            local, is_own = ctx.vocabulary.local(y.ids, len(weight))
+            of_logits[torch.arange(len(x), device=x.device), local] -= is_own.float()
+            of_logits = of_logits.mul_(y.gradients(gradient)).to(ctx.dtype)
             of_x.copy_(of_logits @ cast)
             if of_weight is not None:
                 of_weight += of_logits.T @ x

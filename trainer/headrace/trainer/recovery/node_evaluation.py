@@ -44,24 +44,24 @@ class NodeEvaluations:
             Evaluations(self._loader.spec, self._every, lambda name: self._evaluate(name, layout, mesh, step)).begin(steps)
         self._evaluated = steps
 
-    def _evaluate(self, name: str, layout: Layout, mesh: Mesh, step: RecoverableStep) -> tuple[float, int]:
-        """Evaluate a set. Return the loss sum and the number of targets, over all nodes."""
+    def _evaluate(self, name: str, layout: Layout, mesh: Mesh, step: RecoverableStep) -> tuple[float, float]:
+        """Evaluate a set. Return the loss sum and the weight of targets, over all nodes."""
         spec = evaluation_of(self._loader.spec, name)
         if layout.rank == 0:
             with JobsClient(self._endpoint) as jobs:
                 jobs.submit(spec)
                 jobs.reset(spec.name, 0)
         mesh.barrier()
-        loss_sum, num_targets = 0.0, 0
+        loss_sum, target_weight = 0.0, 0.0
         with self._loader.of_job(spec.name) as loader:
             loader.assign(layout.for_evaluation(), 0)
             while (plan := loader.next_plan(mesh.check)) is not None:
                 planned, _, feed = loader.begin(plan, step.prepare)
                 loss, targets, said = step.evaluate(feed, layout.rank == layout.ranks[0])
-                loss_sum, num_targets = loss_sum + loss, num_targets + targets
+                loss_sum, target_weight = loss_sum + loss, target_weight + targets
                 loader.finish(planned)
                 if layout.rank == 0:
                     report = sessions_pb2.CommitRequest.FromString(b"".join(said))
                     rejected = list(map(rejection_value, report.rejections))
                     loader.commit_for_all(plan.step, rejected, loss=loss / targets if targets else math.nan)
-        return loss_sum, num_targets
+        return loss_sum, target_weight

@@ -330,13 +330,13 @@ class Training:
         Return the result with the number of updates skipped in a row.
         """
         apply(self._held[0], voted.grad_norm, self._settings.rate(step), self._settings.max_grad_norm)
-        if voted.num_targets:
+        if voted.target_weight:
             self._skip_policy.record(skipped=not math.isfinite(voted.grad_norm))
-        return replace(voted, skipped=self._skip_policy.in_row if voted.num_targets else 0)
+        return replace(voted, skipped=self._skip_policy.in_row if voted.target_weight else 0)
 
     def _catch_up(self, agreement: Agreement) -> None:
         """Apply the step whose gradients this node has, and whose outcome only other nodes have seen."""
-        voted = StepResult(loss=math.nan, num_targets=1, grad_norm=agreement.standing.grad_norm)
+        voted = StepResult(loss=math.nan, target_weight=1.0, grad_norm=agreement.standing.grad_norm)
         self._apply(voted, self._standing.applied)
 
     def _stand_as(self, agreement: Agreement) -> None:

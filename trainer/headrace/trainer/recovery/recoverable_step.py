@@ -41,7 +41,7 @@ class Share:
     numbers: frozenset[int] = frozenset()
     """Numbers of the microbatches done, as `headrace.trainer.recovery.layout.Layout.assigned` counts them."""
     loss_sum: float = 0.0
-    num_targets: int = 0
+    target_weight: float = 0.0
     non_finite_samples: tuple[int, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     """Rejected samples that this node found in its parts."""
@@ -123,7 +123,7 @@ class RecoverableStep:
             formation=share.formation,
             numbers=share.numbers.union(numbers),
             loss_sum=share.loss_sum + loss_sum,
-            num_targets=share.num_targets + totals.num_targets,
+            target_weight=share.target_weight + totals.target_weight,
             non_finite_samples=(*share.non_finite_samples, *(() if math.isfinite(loss_sum) else totals.non_finite_samples())),
             rejected=(*share.rejected, *feed.rejected),
             data_wait_s=share.data_wait_s + feed.data_wait_s,
@@ -136,7 +136,7 @@ class RecoverableStep:
         before this pipeline has done its share.
         """
         self.non_finite_samples = share.non_finite_samples
-        sums = torch.tensor([share.loss_sum, share.num_targets], dtype=torch.float64)
+        sums = torch.tensor([share.loss_sum, share.target_weight], dtype=torch.float64)
         try:
             with self._mesh.interruptible():
                 self._mesh.wait(self._mesh.everybody.allreduce([sums]))
@@ -145,24 +145,24 @@ class RecoverableStep:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
                 self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others in it may still need this node's messages
             raise
-        loss_sum, num_targets = sums.tolist()
-        return StepResult(loss=loss_sum / (num_targets or math.nan), num_targets=int(num_targets), grad_norm=math.nan)
+        loss_sum, target_weight = sums.tolist()
+        return StepResult(loss=loss_sum / (target_weight or math.nan), target_weight=target_weight, grad_norm=math.nan)
 
-    def evaluate(self, feed: StepFeed, speaks: bool) -> tuple[float, int, Sequence[bytes]]:
-        """Run forward only. Return the loss sum and the number of targets over all nodes, and the encoded CommitRequest of each
+    def evaluate(self, feed: StepFeed, speaks: bool) -> tuple[float, float, Sequence[bytes]]:
+        """Run forward only. Return the loss sum and the weight of targets over all nodes, and the encoded CommitRequest of each
         node that `speaks`, with the rejected samples of its pipeline. Raises MeshCutError."""
         with self._mesh.interruptible(in_pipeline=True), torch.no_grad(), self._autocast:
             totals = self._evaluator.run(feed.routes, feed)
         rejected = feed.rejected if speaks else ()
         said = sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString()
-        own = torch.tensor([float(totals.loss_sum), totals.num_targets, len(said)], dtype=torch.float64)
+        own = torch.tensor([float(totals.loss_sum), totals.target_weight, len(said)], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
             self._evaluator.wire.flush()
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
-        return float(table[:, 0].sum()), int(table[:, 1].sum()), messages
+        return float(table[:, 0].sum()), float(table[:, 1].sum()), messages
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this node has measured of the last `compute`."""
@@ -173,14 +173,14 @@ class RecoverableStep:
 
         result: from `meet`. Raises MeshCutError.
         """
-        if not result.num_targets:
+        if not result.target_weight:
             return
         with self._mesh.interruptible():
             for group, parameters in self._sums:
                 _sum_gradients(self._mesh, group, parameters)
         for parameter in self._holding.learning.values():
             if parameter.grad is not None:
-                parameter.grad.div_(result.num_targets)
+                parameter.grad.div_(result.target_weight)
 
     def vote(self, result: StepResult, generation: int, said: bytes, data_wait_s: float) -> StepOutcome:
         """Vote on a step with all nodes: a node that gets the outcome knows that all nodes have the step's gradients.
@@ -201,14 +201,14 @@ class RecoverableStep:
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
-        norm = math.sqrt(float(table[:, 0].sum())) if result.num_targets else 0.0
+        norm = math.sqrt(float(table[:, 0].sum())) if result.target_weight else 0.0
         skip_policy.in_row, skip_policy.total = (
             int(of_nodes.max()) for of_nodes in table[:, 4:6].T
         )  # a node that just joined has 0
-        if result.num_targets and not skip_policy.may_update(result.loss, norm, self.non_finite_samples):
+        if result.target_weight and not skip_policy.may_update(result.loss, norm, self.non_finite_samples):
             norm = math.nan
         return StepOutcome(
-            result=StepResult(loss=result.loss, num_targets=result.num_targets, grad_norm=norm),
+            result=StepResult(loss=result.loss, target_weight=result.target_weight, grad_norm=norm),
             generation=int(table[:, 1].min()),
             said=messages,
             data_wait_s=float(table[:, 3].max()),
