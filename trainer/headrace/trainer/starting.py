@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import check_backend, check_shared_gpus
+from headrace.trainer.devices import check_backend, check_device, check_shared_gpus
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
 from headrace.trainer.loading.session import MISSING_TIMEOUT_S
 from headrace.trainer.rank_watch import RankWatch
@@ -64,11 +64,12 @@ def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None
 def process_group(device: torch.device, watch: RankWatch | None) -> Iterator[None]:
     """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
 
-    Raises UserError on GPUs if torch lacks NCCL, or two ranks have the same one.
+    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
 
     `watch`: the result of `watched`. On an error its communicators are aborted, as their waits would not end; those of gloo
     cannot be, and are left to the end of the process.
     """
+    check_device(device)
     if watch is None:
         yield
         return
