@@ -234,7 +234,7 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         for name, p in parameters.items()
         if p in state
     }
-    weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
+    weights = {name: p.detach().float().clone().numpy() for name, p in step.whole(parameters.items())}
     return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), moments)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -26,6 +26,7 @@ from headrace.trainer.pipeline.memory_forecast import StageMemory
 from headrace.trainer.pipeline.message_order import Message, Program
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
+from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
 
@@ -131,6 +132,8 @@ class Executor:
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(topology.rank(place), channels, chunks[0].device, dtype, wait)
         self.backwards = backwards
+        self.sharded = [chunk.sharded for chunk in chunks if isinstance(chunk, Stage) and chunk.sharded is not None]
+        """What gathers the weights of each chunk; empty if every replica keeps all."""
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
         self.memory: StageMemory | None = None
@@ -164,7 +167,7 @@ class Executor:
                 can_come = bool(coming) and needed[number + 1] <= number
                 if can_come:
                     run.post(coming)  # one action ahead
-                run.take(of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
+                run.take(actions[number], of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
                 if not can_come:
                     run.post(coming)
         self.clock = run.clock
@@ -186,6 +189,9 @@ class _Run:
         self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
         self._taken_by: dict[Message, _Move] = {}
         self._backwards = executor.backwards
+        self._sharded = executor.sharded
+        self._passes = _most_portions(executor.topology, routes, place.unit) if executor.sharded else Counter[tuple[Kind, int]]()
+        self._num_passed = 0  # times that the action has gone through the weights of its chunk
         self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -263,17 +269,36 @@ class _Run:
                 shape = (exchange.num_rows, move.width)
                 self._wire.expect(shape, move.kind, exchange.neighbours.source, message.number, requires_grad=requires_grad)
 
-    def take(self, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
+    def take(self, action: Action, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
         """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
         told = self._backwards if last_of_chunk else None
         for number, move in enumerate(moves):
-            if told is not None and number == len(moves) - 1:
+            if told is not None and number == len(moves) - 1 and not self._sharded:
                 told.last_backward(move.position // len(self._peers))
             _RUN[move.kind](self, move)
             if move.frees_cargo:
                 del self._cargo[move.portion]
-        if told is not None and moves:
-            told.ran_backward(moves[0].position // len(self._peers))
+        if self._sharded:
+            self._join(action)  # and only then do the replicas sum gradients: they do both in the same order
+        if told is not None and (moves or self._sharded):
+            told.ran_backward(action.chunk)
+
+    def _join(self, action: Action) -> None:
+        """Gather the chunk's weights as often as the replica that has most portions in an action."""
+        has_pass = action.kind == Kind.FORWARD or (
+            action.kind == Kind.BACKWARD and self.program.flow.has_backward(self.program.position(action))
+        )
+        for _ in range(self._num_passed, self._passes[action.kind, action.microbatch] if has_pass else 0):
+            with self._sharded[action.chunk].passing(backward=action.kind == Kind.BACKWARD):
+                pass
+        self._num_passed = 0
+
+    def _passing(self, move: _Move) -> AbstractContextManager[object]:
+        """Return a context in which the weights of a move's chunk are there."""
+        if not self._sharded:
+            return nullcontext()
+        self._num_passed += 1
+        return self._sharded[move.position // len(self._peers)].passing(backward=move.kind == Kind.BACKWARD)
 
     def _run_forward(self, move: _Move) -> None:
         cargo = self._cargo[move.portion]
@@ -287,7 +312,7 @@ class _Run:
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
-        with self.clock.computing():
+        with self.clock.computing(), self._passing(move):
             output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
@@ -316,7 +341,7 @@ class _Run:
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         if ends:
-            with self.clock.computing(), self._as_in_forward():
+            with self.clock.computing(), self._as_in_forward(), self._passing(move):
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
                 self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
@@ -369,6 +394,16 @@ class _Run:
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
 """Functions rather than bound methods: a run that held its own methods would be a reference cycle, and keep the connections of
 a lost generation until Python collects cycles."""
+
+
+def _most_portions(topology: PipelineTopology, routes: Routes, unit: str) -> Counter[tuple[Kind, int]]:
+    """Return the most portions that a replica of a unit has in an action, by the action's kind and microbatch."""
+    most: Counter[tuple[Kind, int]] = Counter()
+    for replica in range(topology.units[unit].dp):
+        portions = routes.portions(unit, replica)
+        most |= Counter((Kind.FORWARD, portion.forward) for portion in portions)
+        most |= Counter((Kind.BACKWARD, portion.backward) for portion in portions)
+    return most
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:
