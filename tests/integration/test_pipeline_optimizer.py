@@ -93,6 +93,33 @@ def test_a_checkpoint_is_loaded_into_another_topology_and_back(processes: Proces
     assert resumed[0].results[-1].loss == pytest.approx(whole[0].results[-1].loss, rel=1e-4)
 
 
+def test_replicas_that_keep_a_third_of_the_weights_each_learn_the_same_and_go_on_from_each_others_checkpoints(
+    processes: Processes, tmp_path: Path
+) -> None:
+    sharded = {"units": {"vision": {}, "llm": {"dp": 3, "shard_weights": True}}}
+    whole = steps(processes, range(3))
+    first = steps(processes, range(1), sharded, save_to=str(tmp_path / "sharded"))
+    others = steps(processes, range(1, 3), REPLICATED, load_from=str(tmp_path / "sharded"), save_to=str(tmp_path / "whole"))
+    assert close(first[1:], whole[1:], results=2)
+    assert close(others[1:], whole[1:], weights=True)
+    steps(processes, range(1), save_to=str(tmp_path / "first"))
+    resumed = steps(processes, range(1, 3), sharded, load_from=str(tmp_path / "first"))
+    assert close(resumed[1:], whole[1:], weights=True)
+    shares = [answer.bytes_at_rest / other.bytes_at_rest for answer, other in zip(resumed[1:], whole[1:], strict=True)]
+    assert shares == pytest.approx([1 / 3] * 3, rel=0.01)
+
+
+def close(some: list[Answer], others: list[Answer], *, results: int = 0, weights: bool = False) -> bool:
+    """Up to the order of sums. results: number of the first results that are compared; 0: the last two."""
+    for one, other in zip(some, others, strict=True):
+        ours, theirs = ([result.loss for result in (a.results[:results] if results else a.results[-2:])] for a in (one, other))
+        if ours != pytest.approx(theirs, rel=1e-5):
+            return False
+        if weights and any(np.abs(one.weights[name] - weight).max() > 1e-5 for name, weight in other.weights.items()):
+            return False
+    return True
+
+
 def test_bfloat16_learns_as_float32_does(processes: Processes) -> None:
     exact, rounded = (steps(processes, range(2), dtype=dtype)[0].results for dtype in ("float32", "bfloat16"))
     assert [result.loss for result in rounded] == pytest.approx([result.loss for result in exact], rel=0.03)

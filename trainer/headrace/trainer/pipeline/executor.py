@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
+from headrace.trainer.pipeline.weight_passes import WeightPasses
 
 
 class Backwards(Protocol):
@@ -189,9 +190,7 @@ class _Run:
         self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
         self._taken_by: dict[Message, _Move] = {}
         self._backwards = executor.backwards
-        self._sharded = executor.sharded
-        self._passes = _most_portions(executor.topology, routes, place.unit) if executor.sharded else Counter[tuple[Kind, int]]()
-        self._num_passed = 0  # times that the action has gone through the weights of its chunk
+        self._passes = WeightPasses(executor.sharded, executor.topology, routes, self.program)
         self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -273,32 +272,15 @@ class _Run:
         """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
         told = self._backwards if last_of_chunk else None
         for number, move in enumerate(moves):
-            if told is not None and number == len(moves) - 1 and not self._sharded:
+            if told is not None and number == len(moves) - 1 and not self._passes:
                 told.last_backward(move.position // len(self._peers))
             _RUN[move.kind](self, move)
             if move.frees_cargo:
                 del self._cargo[move.portion]
-        if self._sharded:
-            self._join(action)  # and only then do the replicas sum gradients: they do both in the same order
-        if told is not None and (moves or self._sharded):
+        if self._passes:
+            self._passes.end(action)  # only then do replicas sum gradients, so that all do both in one order
+        if told is not None and (moves or self._passes):
             told.ran_backward(action.chunk)
-
-    def _join(self, action: Action) -> None:
-        """Gather the chunk's weights as often as the replica that has most portions in an action."""
-        has_pass = action.kind == Kind.FORWARD or (
-            action.kind == Kind.BACKWARD and self.program.flow.has_backward(self.program.position(action))
-        )
-        for _ in range(self._num_passed, self._passes[action.kind, action.microbatch] if has_pass else 0):
-            with self._sharded[action.chunk].passing(backward=action.kind == Kind.BACKWARD):
-                pass
-        self._num_passed = 0
-
-    def _passing(self, move: _Move) -> AbstractContextManager[object]:
-        """Return a context in which the weights of a move's chunk are there."""
-        if not self._sharded:
-            return nullcontext()
-        self._num_passed += 1
-        return self._sharded[move.position // len(self._peers)].passing(backward=move.kind == Kind.BACKWARD)
 
     def _run_forward(self, move: _Move) -> None:
         cargo = self._cargo[move.portion]
@@ -312,7 +294,7 @@ class _Run:
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
-        with self.clock.computing(), self._passing(move):
+        with self.clock.computing(), self._passes.of_portion(move.position // len(self._peers), move.kind):
             output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
@@ -341,7 +323,8 @@ class _Run:
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         if ends:
-            with self.clock.computing(), self._as_in_forward(), self._passing(move):
+            weights = self._passes.of_portion(move.position // len(self._peers), move.kind)
+            with self.clock.computing(), self._as_in_forward(), weights:
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
                 self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
@@ -394,16 +377,6 @@ class _Run:
 _RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
 """Functions rather than bound methods: a run that held its own methods would be a reference cycle, and keep the connections of
 a lost generation until Python collects cycles."""
-
-
-def _most_portions(topology: PipelineTopology, routes: Routes, unit: str) -> Counter[tuple[Kind, int]]:
-    """Return the most portions that a replica of a unit has in an action, by the action's kind and microbatch."""
-    most: Counter[tuple[Kind, int]] = Counter()
-    for replica in range(topology.units[unit].dp):
-        portions = routes.portions(unit, replica)
-        most |= Counter((Kind.FORWARD, portion.forward) for portion in portions)
-        most |= Counter((Kind.BACKWARD, portion.backward) for portion in portions)
-    return most
 
 
 def _gradient_of(tensor: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ class StateBytes:
         matrices |= {stage.model.decoder.output_weight for stage in stages if isinstance(stage, LlmStage) and stage.is_last}
         return cls(
             weights=sum(storages.values())
-            + sum(one.kept_bytes for one in sharded)
+            + sum(bucket.kept_bytes for bucket in {bucket for one in sharded for bucket in one.buckets})
             + max((one.gathered_bytes for one in sharded), default=0),
             gradients=optimizer.gradient_bytes,
             optimizer=optimizer.moment_bytes,

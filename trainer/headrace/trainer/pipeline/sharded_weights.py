@@ -8,7 +8,7 @@ same actions by `PipelineTopology.shards_weights`). Gradients stay whole until t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -31,9 +31,9 @@ class ShardedWeights:
         self._at = -1
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes of what this replica keeps of the weights between two passes."""
-        return sum(bucket.kept_bytes for bucket in {bucket for part in self._parts for bucket in part})
+    def buckets(self) -> Set[Bucket]:
+        """The buckets of all parts."""
+        return {bucket for part in self._parts for bucket in part}
 
     @property
     def gathered_bytes(self) -> int:
@@ -53,7 +53,7 @@ class ShardedWeights:
     def before(self, part: int, x: Tensor) -> None:
         """Have the weights of a part there, and in the backward those of the part before it. x: the input of the part."""
         if x.requires_grad:
-            x.register_hook(lambda _: self.need(part - 1))
+            x.register_hook(lambda _: self.need(part - 1))  # type: ignore[no-untyped-call]
         self.need(part)
 
     def need(self, part: int) -> None:

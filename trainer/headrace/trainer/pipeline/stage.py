@@ -174,7 +174,7 @@ class Stage(nn.Module, ABC):
             if parameter not in in_layers:
                 (behind if self._is_behind(name) else front).append(parameter)
         if self.is_tied and self.is_last:
-            behind.append(self.model.decoder.embed.weight)
+            behind.append(self.model.decoder.embed.get_parameter("weight"))
         return [front if self.is_first else [], *layers, behind]
 
     def _is_behind(self, name: str) -> bool:
