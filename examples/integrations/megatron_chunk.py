@@ -188,7 +188,7 @@ def main() -> None:
     device, place = local_device(), topology.place(rank())
     with (
         watched() as watch,
-        process_group(device, watch),
+        process_group(device, watch, alone=True),
         PipelineLoader(options.endpoint, job=options.job, topology=topology, rank=rank(), device=device) as loader,
     ):
         groups = ProcessGroups.make(topology, device, tied=False)

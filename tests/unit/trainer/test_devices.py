@@ -24,6 +24,7 @@ from headrace.trainer.devices import (
     warn_unproven,
 )
 from headrace.trainer.pipeline.pipeline_training import train_pipeline
+from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.recovery.node import train_recoverable
 from headrace.trainer.recovery.nodes_spec import RecoverySpec
@@ -131,6 +132,16 @@ def test_ranks_learn_of_each_others_gpus_before_they_join(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"^ranks 0 and 1 have the same GPU \(b\)"), process_group(GPU, joining):
         pass
     assert not dist.is_initialized()
+
+
+def test_a_pipeline_of_one_process_has_its_groups_too() -> None:
+    topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
+    with process_group(torch.device("cpu"), None, alone=True):
+        groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
+        assert (groups.everybody.size(), groups.replicas, groups.slices, groups.tied) == (1, None, None, None)
+    assert not dist.is_initialized()
+    with process_group(torch.device("cpu"), None):
+        assert not dist.is_initialized()
 
 
 def test_a_torch_without_nccl_is_refused_for_several_gpus() -> None:

@@ -61,8 +61,8 @@ def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None
 
 
 @contextmanager
-def process_group(device: torch.device, watch: RankWatch | None) -> Iterator[None]:
-    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
+def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool = False) -> Iterator[None]:
+    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets one if `alone`.
 
     Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
 
@@ -70,11 +70,11 @@ def process_group(device: torch.device, watch: RankWatch | None) -> Iterator[Non
     cannot be, and are left to the end of the process.
     """
     check_device(device)
-    if watch is None:
+    if watch is None and not alone:
         yield
         return
     check_backend(device.type, has_nccl=dist.is_nccl_available())
-    store = watch.channel.store()
+    store = dist.HashStore() if watch is None else watch.channel.store()
     if device.type == "cuda":
         torch.cuda.set_device(device)
         keys = [f"gpu {number}" for number in range(num_ranks())]

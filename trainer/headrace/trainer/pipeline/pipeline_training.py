@@ -103,7 +103,7 @@ def train_pipeline(
             spec = loader.spec
             topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
             settings = topology.optimizer.resolved(name, model.pretrained)
-            with process_group(device, watch):
+            with process_group(device, watch, alone=True):
                 groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
                 dtype = PRECISIONS[precision]
                 document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
