@@ -74,7 +74,7 @@ def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool 
         yield
         return
     check_backend(device.type, has_nccl=dist.is_nccl_available())
-    store = dist.HashStore() if watch is None else watch.channel.store()
+    store = dist.HashStore() if watch is None else watch.channel.store()  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
         keys = [f"gpu {number}" for number in range(num_ranks())]
