@@ -36,6 +36,10 @@ class UnitExecution(SpecSection):
     fp32_residual_connection: bool = True
     """Whether the residual stream between layers is float32 under `--precision bf16` too. Else it is bfloat16, as Megatron-LM has
     it unless told otherwise: a layer keeps 4 bytes a channel less, and the gradients of inputs are summed in bfloat16."""
+    shard_weights: bool = False
+    """Whether each of a stage's replicas keeps an equal share of its weights only, and they gather a layer's from each other for
+    every forward and backward of it (ZeRO-3). All replicas then run all microbatches of a step in step with each other. Without
+    it they share gradients' sums and the optimizer's state alone. Plans do not know it."""
     device_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Most GiB that a process of the unit may take of its device for weights, gradients, optimizer and activations. A step that
     is forecast to take more is refused before it begins; `checkpointing: auto` keeps to it. A process with a limit begins a step

@@ -39,21 +39,24 @@ def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("llm", [{}, {"dp": 2, "shard_weights": True}], ids=["whole", "sharded"])
+def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path, llm: dict[str, int]) -> None:
     """The last one was never finished: its step is trained again, and with the same result."""
-    units: Units = {"encoder": {}, "llm": {}}
-    planned = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
-    job = calm.submit(spec("resumed", steps=3, topology=planned))
+    units: Units = {"encoder": {}, "llm": llm}
+    replicas = llm.get("dp", 1)
+    world = 1 + replicas
+    planned = {"replicas": replicas, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = calm.submit(spec(f"resumed-{world}", steps=3, topology=planned))
     folder = tmp_path / "checkpoints"
     options = ["--checkpoint", str(folder), "--checkpoint-every", "2", "--precision", "bf16"]
     runs = []
     for resume in ([], ["--resume", str(folder)]):
         with ProcessGroup() as group:
-            processes = start(group, calm, job, tmp_path, units, 2, 2, *options, *resume)
-            assert wait(processes) == [0] * 2, processes[0].last_words()
+            processes = start(group, calm, job, tmp_path, units, world, world, *options, *resume)
+            assert wait(processes) == [0] * world, processes[0].last_words()
             runs.append(losses(processes[0].log))
         assert {path.name for path in folder.iterdir()} == {"step-00000002", "step-00000003"}
-        (folder / "step-00000003" / "0-of-2.arrow").unlink()
+        (folder / "step-00000003" / f"0-of-{world}.arrow").unlink()
     assert len(runs[0]) == 3
     assert runs[1] == runs[0][2:]
 

@@ -65,6 +65,8 @@ HEADS = ("tied", "untied")
 HALF_RESIDUAL = "bfloat16 residual"
 PRECISIONS = ("float32", "bfloat16", HALF_RESIDUAL)
 """HALF_RESIDUAL: matrix products in bfloat16, and the residual stream too, in all units but `encoder`."""
+WEIGHTS = ("whole", "sharded")
+"""`sharded`: every replica keeps its share of a stage's weights."""
 MOST_PROCESSES = 7
 
 
@@ -81,10 +83,12 @@ class Case:
     activations: str = "kept"
     head: str = "tied"
     precision: str = "float32"
+    weights: str = "whole"
 
     def __str__(self) -> str:
         of_model = f"{'+'.join(self.units)}, {self.degrees}, {self.frozen}"
-        return f"{self.schedule}, {self.strategy}, {of_model}, {self.clipping}, {self.activations}, {self.head}, {self.precision}"
+        others = ", ".join(getattr(self, name) for name in OTHERS if name != "strategy")
+        return f"{self.schedule}, {self.strategy}, {of_model}, {others}"
 
     @property
     def topology(self) -> dict[str, Any]:
@@ -98,6 +102,7 @@ class Case:
                 **frozen[unit],
                 "checkpointing": recomputed[unit],
                 "fp32_residual_connection": whole[unit],
+                "shard_weights": self.weights == "sharded",
             }
             for unit in self.units
         }
@@ -138,6 +143,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "activations": ACTIVATIONS,
     "head": HEADS,
     "precision": PRECISIONS,
+    "weights": WEIGHTS,
 }
 """All other choices, which go with every pipeline."""
 

@@ -95,6 +95,8 @@ class Answer:
     """After the last one."""
     waits: dict[str, int]
     """How often the host would wait for a GPU in the steps after the first, in other places than MAY_WAIT, by place."""
+    bytes_at_rest: int
+    """Of all weights, between two steps."""
     moments: dict[str, np.ndarray]
     """Of the parameters that this process owns, after the last step: AdamW's first and second."""
 
@@ -229,14 +231,19 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
     step.optimizer.wait()
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters.values()}
+    shards = {one for stage in stages if stage.sharded is not None for one in stage.sharded.buckets}
+    at_rest = sum(storages.values()) + sum(bucket.kept_bytes for bucket in shards)
     state = dict(step.optimizer.state())
     moments = {
         name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()
         if p in state
     }
-    weights = {name: p.detach().float().numpy().copy() for name, p in parameters.items()}
-    return Answer(step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), moments)
+    weights = {name: p.detach().float().clone().numpy() for name, p in step.whole(parameters.items())}
+    return Answer(
+        step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), at_rest, moments
+    )
 
 
 def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:

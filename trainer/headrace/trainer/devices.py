@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from headrace.errors import UserError
 from headrace.model_shape import ModelShape
@@ -27,6 +29,17 @@ def local_device(name: str = "auto") -> torch.device:
     number = int(os.environ.get("LOCAL_RANK", "0"))
     check_gpus(number, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
     return torch.device("cuda", number)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise UserError for a GPU that torch does not find here."""
+    if device.type == "cpu":
+        return
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= num_gpus:
+        raise UserError(
+            f"the device {device}, but torch finds {num_gpus} GPU(s) here: take another device, or a build of torch with CUDA"
+        )
 
 
 def check_gpus(local_rank: int, local_ranks: int, num_gpus: int) -> None:
@@ -59,6 +72,45 @@ def check_backend(device_type: str, *, has_nccl: bool) -> None:
             "several ranks on GPUs exchange tensors by NCCL, which this build of torch lacks: take a build with it, or "
             "--device cpu"
         )
+
+
+def check_operations(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Run each collective operation of a training step once, on a few numbers. A collective call.
+
+    It also connects the group's processes, which some backends do with the first operation only. Raises UserError if the group's
+    backend lacks one of them.
+    """
+    for name, run in _OPERATIONS.items():
+        try:
+            run(group, torch.zeros(group.size(), device=device))
+        except (RuntimeError, NotImplementedError) as err:
+            if not any(word in str(err).lower() for word in _LACKS):
+                raise
+            raise UserError(
+                f"training needs {name} of {group.size()} ranks on {device.type}, which the backend {dist.get_backend(group)} "
+                f"lacks ({str(err).splitlines()[0]}): take the release of torch that Headrace asks for, with gloo for CPUs and "
+                "NCCL for GPUs"
+            ) from err
+
+
+_LACKS = ("support", "not implemented", "no backend type associated")
+"""What torch says of a backend that lacks an operation, unlike one that has failed at it."""
+
+
+def _scatter(group: dist.ProcessGroup, numbers: Tensor) -> None:
+    dist.reduce_scatter_single(numbers.new_empty(1), numbers, group=group)
+
+
+def _gather(group: dist.ProcessGroup, numbers: Tensor) -> None:
+    dist.all_gather_single(numbers, numbers[:1].clone(), group=group)
+
+
+_OPERATIONS: dict[str, Callable[[dist.ProcessGroup, Tensor], object]] = {
+    "all-reduce of float64": lambda group, numbers: dist.all_reduce(numbers.double(), group=group),
+    "all-reduce of the largest bytes": lambda group, numbers: dist.all_reduce(numbers.byte(), dist.ReduceOp.MAX, group=group),
+    "reduce-scatter": _scatter,
+    "all-gather": _gather,
+}
 
 
 def warn_quadratic_attention(device_type: str, precision: str, shape: ModelShape) -> None:

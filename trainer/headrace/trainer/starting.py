@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import check_backend, check_shared_gpus
+from headrace.trainer.devices import check_backend, check_device, check_shared_gpus
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
 from headrace.trainer.loading.session import MISSING_TIMEOUT_S
 from headrace.trainer.rank_watch import RankWatch
@@ -61,19 +61,20 @@ def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None
 
 
 @contextmanager
-def process_group(device: torch.device, watch: RankWatch | None) -> Iterator[None]:
-    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets no group.
+def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool = False) -> Iterator[None]:
+    """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets one if `alone`.
 
-    Raises UserError on GPUs if torch lacks NCCL, or two ranks have the same one.
+    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
 
     `watch`: the result of `watched`. On an error its communicators are aborted, as their waits would not end; those of gloo
     cannot be, and are left to the end of the process.
     """
-    if watch is None:
+    check_device(device)
+    if watch is None and not alone:
         yield
         return
     check_backend(device.type, has_nccl=dist.is_nccl_available())
-    store = watch.channel.store()
+    store = dist.HashStore() if watch is None else watch.channel.store()  # type: ignore[attr-defined]
     if device.type == "cuda":
         torch.cuda.set_device(device)
         keys = [f"gpu {number}" for number in range(num_ranks())]

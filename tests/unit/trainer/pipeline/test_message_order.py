@@ -28,7 +28,7 @@ from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
-from tests.verify.cases import Case, every_pipeline
+from tests.verify.cases import WEIGHTS, Case, every_pipeline
 from tests.verify.processes import cut
 
 MICROBATCHES, SAMPLES, REJECTED = 6, 24, 7
@@ -231,9 +231,9 @@ def problems(case: Case, seed: int) -> Iterator[str]:
 
 @pytest.mark.slow
 @settings(max_examples=100)
-@given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.integers(0, 2**16))
-def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, seed: int) -> None:
-    case = replace(pipeline, strategy=strategy)
+@given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.sampled_from(WEIGHTS), st.integers(0, 2**16))
+def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, weights: str, seed: int) -> None:
+    case = replace(pipeline, strategy=strategy, weights=weights)
     assert list(problems(case, seed)) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -43,11 +44,13 @@ def step(request: pytest.FixtureRequest, group: None) -> PipelineStep:
     return make_step(getattr(request, "param", OptimizerSpec()))
 
 
-def make_step(settings: OptimizerSpec, **schedule: Any) -> PipelineStep:
-    topology = parse(PipelineTopology, {**schedule, "units": {"llm": {}}}, "topology")
+def make_step(settings: OptimizerSpec, *, shard_weights: bool = False, **schedule: Any) -> PipelineStep:
+    """shard_weights: as one of several replicas would, though there is one, whose shard is everything."""
+    topology = parse(PipelineTopology, {**schedule, "units": {"llm": {"shard_weights": shard_weights}}}, "topology")
     topology = with_cuts(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
     groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
+    groups = replace(groups, replicas=groups.everybody) if shard_weights else groups
     stages = build_stages(
         whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
     )
@@ -84,6 +87,26 @@ def test_two_chunks_in_one_process_that_share_a_matrix_learn_as_one_stage(step: 
     found, expected = ([run(one, 1e-3) for _ in range(3)] for one in (chunks, step))
     for result, right in zip(found, expected, strict=True):
         assert (result.loss, result.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
+
+
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "chunks": 2}], ids=["a stage", "two chunks"])
+def test_a_stage_that_gathers_its_weights_learns_the_same_and_forecasts_what_it_keeps(
+    step: PipelineStep, schedule: dict[str, Any]
+) -> None:
+    sharded = make_step(OptimizerSpec(), shard_weights=True, **schedule)
+    memory = sharded.forecast_memory(IMAGE, AUDIO)
+    for found, right in zip(*([run(one, 1e-3) for _ in range(3)] for one in (sharded, step)), strict=True):
+        assert (found.loss, found.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
+    assert sum(parameter.untyped_storage().nbytes() for parameter in sharded.parameters) == 0
+    assert memory.forecast is not None
+    whole = sum(4 * parameter.numel() for parameter in step.parameters)
+    largest = max(stage.sharded.gathered_bytes for stage in sharded.stages if stage.sharded is not None)
+    assert memory.forecast.state.weights == whole + largest
+    assert 0 < largest < whole
+    loss_sum, num_targets = sharded.evaluate(routes(), sharded.prepare.feed(routes(), text_of))
+    expected, _ = step.evaluate(routes(), step.prepare.feed(routes(), text_of))
+    assert loss_sum == pytest.approx(expected, rel=1e-5)
+    assert num_targets > 0
 
 
 @pytest.fixture

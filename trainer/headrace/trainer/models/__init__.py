@@ -24,12 +24,16 @@ def load(
     """Build the whole published model in the folder `path`, with its weights in float32 or, if it has none, fresh ones.
 
     Called with a PackedMicrobatch it returns the summed loss. spec, vocabulary: of the job that feeds it, as `StepLoader` has
-    them. seed: of fresh weights; None: the job's. Raises UserError where the model does not fit the job, or `transformers` is
-    missing.
+    them. seed: of fresh weights; None: the job's. Raises UserError where the model does not fit the job, `transformers` is
+    missing, or the device is not there.
     """
+    import torch
+
+    from headrace.trainer.devices import check_device
     from headrace.trainer.models.adapted_units import HuggingFaceUnits
     from headrace.trainer.models.whole_model import WholeModel
 
+    check_device(torch.device(device))
     whole = WholeModel.of(spec.model, spec, vocabulary, HuggingFaceUnits(whole=Path(path)))
     model = whole.make()
     model.to_empty(device=device)

@@ -16,7 +16,7 @@ class Bucket:
     """Consecutive parameters of one chunk, of whose elements each replica has an equal shard; padded at the end."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], num_replicas: int) -> None:
-        """`parameters`: float32, on one device. They become views of `weights`, with the values that they have."""
+        """`parameters`: of one dtype, on one device. They become views of `weights`, with the values that they have."""
         self.parameters = parameters
         self._places: dict[nn.Parameter, int] = {}
         length = 0
@@ -24,8 +24,11 @@ class Bucket:
             self._places[parameter] = length
             length += parameter.numel()
         self._shard = -(-length // num_replicas)
-        self.weights = torch.zeros(self._shard * num_replicas, device=parameters[0].device)
-        """(elements,) the weights of all parameters in their order, then zeros."""
+        first = parameters[0]
+        self.weights = torch.zeros(self._shard * num_replicas, dtype=first.dtype, device=first.device)
+        """(elements,) the weights of all parameters in their order, then zeros. Without memory after `keep_shard`, but for the
+        time from `begin_gather` to `free`."""
+        self._kept: Tensor | None = None
         with torch.no_grad():
             for parameter in parameters:
                 view = self._part(self.weights, parameter)
@@ -43,6 +46,29 @@ class Bucket:
         """Return the view of a replica's shard of (elements,) all elements."""
         return elements[self._shard * replica : self._shard * (replica + 1)]
 
+    def keep_shard(self, replica: int) -> None:
+        """Keep no more than a replica's shard from now on, with its present values."""
+        own = self.shard(self.weights, replica)
+        if self._kept is None:
+            self._kept = own.clone()
+        else:
+            self._kept.copy_(own)
+        self.free()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of what is kept between two uses of the weights."""
+        return self.weights.nbytes if self._kept is None else self._kept.nbytes
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the weights have memory."""
+        return self.weights.untyped_storage().nbytes() > 0
+
+    def free(self) -> None:
+        """Give back the memory of all weights but the shard that is kept."""
+        self.weights.untyped_storage().resize_(0)
+
     def pieces(self, replica: int) -> Iterator[tuple[nn.Parameter, nn.Parameter, int]]:
         """Yield each parameter of which a replica's shard has a part, a view of that part of `weights`, and the part's first
         index in the parameter.
@@ -51,7 +77,8 @@ class Bucket:
         for parameter, place in self._places.items():
             begin, behind = max(first, place), min(end, place + parameter.numel())
             if begin < behind:
-                yield parameter, nn.Parameter(self.weights[begin:behind]), begin - place
+                part = self.weights[begin:behind] if self._kept is None else self._kept[begin - first : behind - first]
+                yield parameter, nn.Parameter(part), begin - place
 
     def has_gradient(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter had a gradient on this replica when `begin_sum` was called."""
@@ -89,7 +116,11 @@ class Bucket:
 
     def begin_gather(self, group: dist.ProcessGroup, replica: int) -> None:
         """Begin to exchange the replicas' shards of the weights (all-gather)."""
-        own = self.shard(self.weights, replica)
+        if self._kept is None:
+            own = self.shard(self.weights, replica)
+        else:
+            own = self._kept
+            self.weights.untyped_storage().resize_(self.weights.nbytes)
         self._gather = dist.all_gather_single(self.weights, own, group=group, async_op=True)
 
     def end_gather(self) -> None:

@@ -116,7 +116,7 @@ def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
 
     Raises UserError if the checkpoint is of another model.
     """
-    for weight, parameter in _held(step):
+    for weight, parameter in step.whole(_held(step), writes=True):
         with torch.no_grad():
             parameter.copy_(checkpoint.read(weight, parameter.shape))
         if not (parameter.requires_grad and step.optimizer.owns(parameter)):
@@ -148,7 +148,7 @@ def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
     """
     step.optimizer.wait()
     own: dict[nn.Parameter, TensorKey] = {}
-    for weight, parameter in _held(step):
+    for weight, parameter in step.whole(_held(step)):
         writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
         if writes and not step.is_copy(parameter):
             own[parameter] = weight

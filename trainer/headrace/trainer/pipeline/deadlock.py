@@ -25,13 +25,16 @@ def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> lis
     Raises HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
 
     Replicas that it exchanges samples with through others count too. If samples change replicas, which connects nearly all of
-    them, all are rehearsed as one first, which suffices for most plans and does not grow with their number.
+    them, all are rehearsed as one first, which suffices for most plans and does not grow with their number. It must suffice if
+    replicas gather weights from each other, for which they meet in every action.
     """
-    if routes.crosses:
+    if routes.crosses or topology.shards_weights:
         one_of_each = [(unit, 0) for unit in topology.units]
         as_one = _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each, (place.unit, 0, place.stage))
         if as_one.is_done():
             return as_one.needed
+        if topology.shards_weights:
+            raise HeadraceError(as_one.blocked())
     own = place.unit, place.replica, place.stage
     rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place), own)
     if not rehearsal.is_done():
@@ -88,11 +91,15 @@ def _as_one_replica(routes: Routes, topology: PipelineTopology) -> Routes:
     since all replicas run the same ones where samples change replicas.
     """
     places: dict[int, dict[str, int]] = {}
-    for handover in routes.handovers:
-        for sample in handover.samples:
-            places.setdefault(sample, {}).update({end.unit: end.forward for end in (handover.source, handover.target)})
+    for unit, number in topology.replicas.items():
+        for replica in range(number):
+            for portion in routes.portions(unit, replica):
+                for sample in portion.samples:
+                    places.setdefault(sample, {})[unit] = portion.forward
     ways = list(dict.fromkeys(tuple(place[unit] for unit in topology.units) for place in places.values()))
-    samples: list[dict[str, list[int]]] = [{unit: [] for unit in topology.units} for _ in range(1 + max(map(max, ways)))]
+    samples: list[dict[str, list[int]]] = [
+        {unit: [] for unit in topology.units} for _ in range(1 + max(map(max, ways), default=-1))
+    ]
     for sample, way in enumerate(ways):
         for unit, index in zip(topology.units, way, strict=True):
             samples[index][unit].append(sample)

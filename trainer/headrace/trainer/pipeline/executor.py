@@ -26,8 +26,10 @@ from headrace.trainer.pipeline.memory_forecast import StageMemory
 from headrace.trainer.pipeline.message_order import Message, Program
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
+from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
+from headrace.trainer.pipeline.weight_passes import WeightPasses
 
 
 class Backwards(Protocol):
@@ -131,6 +133,8 @@ class Executor:
         """Ranks of the stages of this replica and TP slice, in stage order."""
         self.wire = Wire(topology.rank(place), channels, chunks[0].device, dtype, wait)
         self.backwards = backwards
+        self.sharded = [chunk.sharded for chunk in chunks if isinstance(chunk, Stage) and chunk.sharded is not None]
+        """What gathers the weights of each chunk; empty if every replica keeps all."""
         self.clock = ActionClock(place, self.wire, chunks[0].device)
         """The clock of the last step."""
         self.memory: StageMemory | None = None
@@ -164,7 +168,7 @@ class Executor:
                 can_come = bool(coming) and needed[number + 1] <= number
                 if can_come:
                     run.post(coming)  # one action ahead
-                run.take(of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
+                run.take(actions[number], of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
                 if not can_come:
                     run.post(coming)
         self.clock = run.clock
@@ -186,6 +190,7 @@ class _Run:
         self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
         self._taken_by: dict[Message, _Move] = {}
         self._backwards = executor.backwards
+        self._passes = WeightPasses(executor.sharded, executor.topology, routes, self.program)
         self._cargo: dict[int, Cargo] = {}
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
@@ -263,17 +268,19 @@ class _Run:
                 shape = (exchange.num_rows, move.width)
                 self._wire.expect(shape, move.kind, exchange.neighbours.source, message.number, requires_grad=requires_grad)
 
-    def take(self, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
+    def take(self, action: Action, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
         """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
         told = self._backwards if last_of_chunk else None
         for number, move in enumerate(moves):
-            if told is not None and number == len(moves) - 1:
+            if told is not None and number == len(moves) - 1 and not self._passes:
                 told.last_backward(move.position // len(self._peers))
             _RUN[move.kind](self, move)
             if move.frees_cargo:
                 del self._cargo[move.portion]
-        if told is not None and moves:
-            told.ran_backward(moves[0].position // len(self._peers))
+        if self._passes:
+            self._passes.end(action)  # only then do replicas sum gradients, so that all do both in one order
+        if told is not None and (moves or self._passes):
+            told.ran_backward(action.chunk)
 
     def _run_forward(self, move: _Move) -> None:
         cargo = self._cargo[move.portion]
@@ -287,7 +294,7 @@ class _Run:
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
-        with self.clock.computing():
+        with self.clock.computing(), self._passes.of_portion(move.position // len(self._peers), move.kind):
             output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
@@ -316,7 +323,8 @@ class _Run:
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         if ends:
-            with self.clock.computing(), self._as_in_forward():
+            weights = self._passes.of_portion(move.position // len(self._peers), move.kind)
+            with self.clock.computing(), self._as_in_forward(), weights:
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
                 self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()

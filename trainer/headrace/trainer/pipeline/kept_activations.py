@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -128,7 +128,8 @@ def _held(
             if index == 0:
                 stack.callback(layer.register_forward_pre_hook(lambda *_: marks.append(meter.now)).remove)
             stack.callback(layer.register_forward_hook(lambda *_: marks.append(meter.now)).remove)
-        output = stage(inputs, hidden, arrived)
+        with nullcontext() if stage.sharded is None else stage.sharded.passing(backward=False):
+            output = stage(inputs, hidden, arrived)
         held = meter.now
         del output
     of_layers = [after - before for before, after in pairwise(marks)]

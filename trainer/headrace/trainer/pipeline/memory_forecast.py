@@ -64,6 +64,7 @@ class StateBytes:
         """Count the state of the stages of one process. dtype: that of matrix products."""
         tensors = [tensor for stage in stages for tensor in (*stage.parameters(), *stage.buffers())]
         storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+        sharded = [stage.sharded for stage in stages if stage.sharded is not None]
         trained = {p for stage in stages for p in stage.parameters() if p.requires_grad}
         width = 0 if dtype == torch.float32 else dtype.itemsize
         matrices: set[Tensor] = {
@@ -71,7 +72,9 @@ class StateBytes:
         }
         matrices |= {stage.model.decoder.output_weight for stage in stages if isinstance(stage, LlmStage) and stage.is_last}
         return cls(
-            weights=sum(storages.values()),
+            weights=sum(storages.values())
+            + sum(bucket.kept_bytes for bucket in {bucket for one in sharded for bucket in one.buckets})
+            + max((one.gathered_bytes for one in sharded), default=0),
             gradients=optimizer.gradient_bytes,
             optimizer=optimizer.moment_bytes,
             casts=width * sum(p.numel() for p in matrices & trained),

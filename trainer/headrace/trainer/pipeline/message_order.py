@@ -176,7 +176,7 @@ _Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int
 
 def _shape(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> _Shape:
     in_flight = topology.in_flight if routes.in_flight is None else routes.in_flight
-    occupied = routes.occupied(replica)
+    occupied = routes.occupied(replica, in_step=topology.shards_weights)
     return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied
 
 

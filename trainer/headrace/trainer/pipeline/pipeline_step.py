@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,12 +13,14 @@ from torch import nn
 from headrace.measured import MeasuredWork
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.buckets import Bucket
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.executor import Executor, Totals
 from headrace.trainer.pipeline.kept_activations import measure_kept
 from headrace.trainer.pipeline.memory_forecast import StageMemory, StateBytes
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.sharded_weights import Key, ShardedWeights, frozen_buckets, whole
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
@@ -67,14 +69,40 @@ class PipelineStep:
             shared.append(({self._tied}, groups.tied))
         if groups.slices is not None:
             shared.append((partial, groups.slices))
-        self.optimizer = ShardedAdamW(chunks, groups.replicas, settings=settings, embeddings=embeddings, shared=shared)
+        self._shards_weights = topology.units[self.place.unit].shard_weights and groups.replicas is not None
+        part_of = self._part_of() if self._shards_weights else None
+        self.optimizer = ShardedAdamW(
+            chunks, groups.replicas, settings=settings, embeddings=embeddings, shared=shared, part_of=part_of
+        )
+        self._bucket_of = self._shard(part_of) if part_of is not None else {}
         self._executor = Executor(topology, self.place, stages, dtype, groups.channels, backwards=self.optimizer)
         self.prepare = self._executor.prepare
         """Makes the cargo of portions for the feed of a step, also of an evaluation."""
         self._evaluator = Executor(topology.frozen(), self.place, stages, dtype, groups.channels)
-        if groups.replicas is not None:
+        if groups.replicas is not None and not self._shards_weights:
             for stage in stages:
                 _wait_before(stage, self.optimizer)
+
+    def _part_of(self) -> dict[nn.Parameter, int]:
+        """Return a number for each part of a stage, by its parameters. Raises UserError if replicas have other weights."""
+        self.check_replicas()
+        parts = [part for stage in self.stages for part in stage.parts()]
+        return {parameter: number for number, part in reversed([*enumerate(parts)]) for parameter in part}
+
+    def _shard(self, part_of: Mapping[nn.Parameter, int]) -> Mapping[nn.Parameter, Bucket]:
+        """Have this replica keep its shard of all weights, and the stages gather them. Return the bucket of each parameter."""
+        group = self.groups.replicas
+        assert group is not None, "there are replicas"
+        frozen = {parameter: number for parameter, number in part_of.items() if not parameter.requires_grad}
+        bucket_of = {**self.optimizer.bucket_of, **frozen_buckets(frozen, group)}
+        for stage in self.stages:
+            parts = [list(dict.fromkeys(bucket_of[parameter] for parameter in part)) for part in stage.parts()]
+            stage.sharded = ShardedWeights(parts, group)
+        return bucket_of
+
+    def whole(self, held: Iterable[tuple[Key, nn.Parameter]], *, writes: bool = False) -> Iterator[tuple[Key, nn.Parameter]]:
+        """Yield parameters of this process, each while its values are there (`sharded_weights.whole`). Collective."""
+        return whole(held, self._bucket_of, self.groups.replicas, writes=writes)
 
     def forecast_memory(self, image: ImageSpec, audio: AudioSpec) -> StageMemory:
         """Have the memory of every step forecast from now on, and kept within the limit of this process's unit. Collective.
@@ -138,8 +166,14 @@ class PipelineStep:
         return self._executor.clock.work()
 
     def check_replicas(self, step: int | None = None) -> None:
-        """Compare this stage's weights with those of its other replicas (`agreement.check_replicas`). Collective."""
-        self.optimizer.wait()
+        """Compare this stage's weights with those of its other replicas (`agreement.check_replicas`). Collective.
+
+        Where each has a shard of them, there is nothing to compare.
+        """
+        if self.stages[0].sharded is not None:
+            return
+        if step is not None:
+            self.optimizer.wait()
         named = (one for stage in self.stages for one in stage.model.named_parameters())
         check_replicas(named, self.groups.replicas, f"stage {self.place.stage} of {self.place.unit}", self._device, step=step)
 

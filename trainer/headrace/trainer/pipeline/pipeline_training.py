@@ -15,7 +15,7 @@ from headrace.errors import UserError
 from headrace.manifest import Vocabulary
 from headrace.observability.logs import pairs
 from headrace.spec import JobSpec
-from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_unproven
+from headrace.trainer.devices import check_device, local_device, warn_quadratic_attention, warn_unproven
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
@@ -78,6 +78,7 @@ def train_pipeline(
     with watched(hang_timeout_s) as watch:
         topology.check_world(num_ranks())
         device = device or local_device()
+        check_device(device)
         warn_unproven(device.type, num_ranks())
         PROGRESS.place = str(topology.place(rank()))
         loader = PipelineLoader(
@@ -102,7 +103,7 @@ def train_pipeline(
             spec = loader.spec
             topology = with_cuts(topology, model.shape, vocab_size=loader.vocabulary.size, image=spec.image, audio=spec.audio)
             settings = topology.optimizer.resolved(name, model.pretrained)
-            with process_group(device, watch):
+            with process_group(device, watch, alone=True):
                 groups = ProcessGroups.make(topology, device, tied=model.make().decoder.head is None)
                 dtype = PRECISIONS[precision]
                 document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts

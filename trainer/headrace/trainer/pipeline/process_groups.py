@@ -8,6 +8,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
+from headrace.trainer.devices import check_operations
 from headrace.trainer.pipeline.channels import Channels, OpenEnd
 from headrace.trainer.pipeline.topology import Groups, PipelineTopology
 from headrace.trainer.starting import GROUP_TIMEOUT
@@ -32,26 +33,28 @@ class ProcessGroups:
         """Create the groups. Every process of the world calls it, also processes that have no place in the topology.
 
         No process waits for others than those in its own groups. `tied`: whether the LLM's head is its embedding. `open_end`:
-        as `Channels` takes it.
+        as `Channels` takes it. Raises UserError if the backend lacks an operation that training needs.
         """
-        everybody = _own((tuple(range(topology.world_size)),), alone=True)
+        everybody = _own((tuple(range(topology.world_size)),), device, alone=True)
         return cls(
             everybody=everybody,  # type: ignore[arg-type]  # None only where there is no place
-            replicas=_own(topology.data_groups()),
-            slices=_own(topology.tensor_groups()),
-            tied=_own(topology.tied_groups()) if tied else None,
+            replicas=_own(topology.data_groups(), device),
+            slices=_own(topology.tensor_groups(), device),
+            tied=_own(topology.tied_groups(), device) if tied else None,
             channels=Channels(topology, dist.get_rank(), device, open_end),
         )
 
 
-def _own(groups: Groups, *, alone: bool = False) -> dist.ProcessGroup | None:
+def _own(groups: Groups, device: torch.device, *, alone: bool = False) -> dist.ProcessGroup | None:
     """Create these groups, on every process in the same order, and return the one that this process is in, if any.
 
-    Groups of one process are skipped unless `alone`.
+    Its processes are connected, and have what training needs of them. Groups of one process are skipped unless `alone`.
     """
     own = None
     for ranks in groups:
         if len(ranks) > 1 or alone:
             group = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
             own = group if dist.get_rank() in ranks else own
+    if own is not None:
+        check_operations(own, device)
     return own

@@ -107,13 +107,15 @@ class Routes:
         """Return the handovers from a portion to the downstream unit; none in the last unit."""
         return self._out_of.get(portion, ())
 
-    def occupied(self, replica: int) -> tuple[int, ...]:
+    def occupied(self, replica: int, *, in_step: bool = False) -> tuple[int, ...]:
         """Return the microbatches that replica `replica` of every unit has to run, in order.
 
         They are those in which any unit has a sample on this replica. If samples change replicas (`crosses`), all replicas run
-        the microbatches that any replica has, which avoids deadlocks; the planner's simulator does the same.
+        the microbatches that any replica has, which avoids deadlocks; the planner's simulator does the same. So do they if
+        `in_step`: where they meet in every action.
         """
-        occupied = set().union(*self._occupied.values()) if self.crosses else self._occupied.get(replica, ())
+        together = self.crosses or in_step
+        occupied = set().union(*self._occupied.values()) if together else self._occupied.get(replica, ())
         return tuple(sorted(occupied))
 
 

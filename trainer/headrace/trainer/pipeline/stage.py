@@ -16,6 +16,7 @@ from headrace.trainer.models.block import cast_once
 from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Inputs, Output
+from headrace.trainer.pipeline.sharded_weights import ShardedWeights
 from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
@@ -64,6 +65,8 @@ class Stage(nn.Module, ABC):
         """Width of hidden states between stages."""
         self.slices: Slices | None = None
         """The tensor-parallel slices of the stage; None if it is whole."""
+        self.sharded: ShardedWeights | None = None
+        """What gathers the weights from the replicas, each of which keeps a shard; None if every replica keeps all."""
         behind = model.generator if unit == LLM else model.decoder
         self.token_width = 0 if behind is None else behind.width
         """Width of tokens for the downstream unit; 0 in an LLM without a generator."""
@@ -142,10 +145,12 @@ class Stage(nn.Module, ABC):
         before, None on the first stage. arrived: on the first stage, the tokens (t, width) of each upstream unit, in the order of
         the portion's samples.
         """
+        before = _nothing if self.sharded is None else self.sharded.before
         x = self._embed_inputs(inputs.entry, arrived) if hidden is None else hidden
         x = x.float() if self.fp32_residual else cast_once(x)
         layer_args = self._layer_args(inputs.layers)
         for index, layer in enumerate(self.layers):
+            before(1 + index, x)
             run = layer if self.slices is None else self.slices.with_rows(layer, inputs.num_rows)
             if self.dropout is not None:
                 run = self.dropout.with_keys(run, inputs.dropout_keys)
@@ -153,7 +158,28 @@ class Stage(nn.Module, ABC):
                 x = checkpoint(run, x, *layer_args, use_reentrant=False, preserve_rng_state=False)
             else:
                 x = run(x, *layer_args)
+        before(1 + len(self.layers), x)
         return self._make_output(x, inputs.end) if self.is_last else Output(rows=x)
+
+    def parts(self) -> list[list[nn.Parameter]]:
+        """Return the parameters of what stands in front of the layers, of each layer, and of what stands behind them.
+
+        A matrix that is embedding and head is in both. What is used to embed inputs may be used for all layers' arguments too.
+        """
+        layers = [list(layer.parameters()) for layer in self.layers]
+        in_layers = {parameter for layer in layers for parameter in layer}
+        front: list[nn.Parameter] = []
+        behind: list[nn.Parameter] = []
+        for name, parameter in self.model.named_parameters():
+            if parameter not in in_layers:
+                (behind if self._is_behind(name) else front).append(parameter)
+        if self.is_tied and self.is_last:
+            behind.append(self.model.decoder.embed.get_parameter("weight"))
+        return [front if self.is_first else [], *layers, behind]
+
+    def _is_behind(self, name: str) -> bool:
+        first, *rest = name.split(".")
+        return first in PROJECTORS.values() or rest[0] in _BEHIND_LAYERS
 
     def defer_weight_gradients(self) -> None:
         """Make backwards leave the weight gradients of linear layers to `take_weight_gradients`. Call it after `freeze`."""
@@ -200,6 +226,10 @@ class Stage(nn.Module, ABC):
                 weight = module.get_parameter("weight")
                 if not weight.requires_grad:
                     weight.data = weight.data.to(dtype)
+
+
+def _nothing(_: int, __: Tensor) -> None:
+    """No weights are to be gathered."""
 
 
 def prune(module: nn.Module, kept: Collection[str], prefix: str = "") -> None:

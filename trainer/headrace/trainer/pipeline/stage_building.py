@@ -110,7 +110,7 @@ class JointEncoderStage(Stage):
         nn.Module.__init__(self)
         self.unit, self.model = unit, model
         self.is_first = self.is_last = True
-        self.is_tied, self.checkpointed, self.fp32_residual, self.slices = False, (), True, None
+        self.is_tied, self.checkpointed, self.fp32_residual, self.slices, self.sharded = False, (), True, None, None
         self.width = self.token_width = model.decoder.embed.embedding_dim
         prune(model, {*ENCODERS, *(PROJECTORS[encoder] for encoder in ENCODERS)})
 
@@ -119,6 +119,9 @@ class JointEncoderStage(Stage):
 
     def _end_modules(self) -> Sequence[str]:
         return ()
+
+    def _is_behind(self, _: str) -> bool:
+        return False
 
     @property
     def layers(self) -> list[nn.Module]:

@@ -154,6 +154,11 @@ class PipelineTopology(BaseModel):
         return sum(size.num_ranks for size in self.units.values())
 
     @property
+    def shards_weights(self) -> bool:
+        """Whether the replicas of any unit gather weights from each other during a step."""
+        return any(size.shard_weights and size.dp > 1 for size in self.units.values())
+
+    @property
     def replicas(self) -> dict[str, int]:
         """Number of replicas of each unit."""
         return {unit: size.dp for unit, size in self.units.items()}
@@ -255,7 +260,16 @@ class PipelineTopology(BaseModel):
         yield "trainer", self.execution.trainer, planned.trainer or self.execution.trainer
         for name in ("schedule", "chunks", "in_flight"):
             yield name, getattr(self.execution, name), getattr(planned, name)
-        for option in ("tp", "frozen", "frozen_layers", "frozen_projector", "checkpointing", "fp32_residual_connection"):
+        options = (
+            "tp",
+            "frozen",
+            "frozen_layers",
+            "frozen_projector",
+            "checkpointing",
+            "fp32_residual_connection",
+            "shard_weights",
+        )
+        for option in options:
             yield f"{option} units", self.execution.of_units(option), planned.of_units(option)
         llm = self.units[LLM].dp
         yield "units with a dp of their own", self.execution.unit_replicas(llm), planned.unit_replicas(llm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -50,12 +51,16 @@ class ShardedAdamW:
         settings: OptimizerSpec = DEFAULTS,
         embeddings: Collection[nn.Parameter] = (),
         shared: Sequence[tuple[Set[nn.Parameter], dist.ProcessGroup]] = (),
+        part_of: Mapping[nn.Parameter, int] | None = None,
     ) -> None:
         """`chunks`: the trainable parameters of each chunk, which become views of the buckets. `group`: the data-parallel group;
         None if there is only this replica. `settings`, `embeddings`: as in `headrace.trainer.train_step.make_optimizer`.
         `shared`: parameters whose gradients are also summed over another group, all of whose processes have them in the same
-        order, and that group.
+        order, and that group. `part_of`: a number of each parameter; those of other numbers go into other buckets, and each
+        replica keeps its shard of the weights alone. The caller sees to it that they are there when they are needed
+        (`ShardedWeights`). None: every replica keeps all weights.
         """
+        self._keeps_shards = part_of is not None
         self._group = group
         self._replica = 0 if group is None else dist.get_rank(group)
         num_replicas = 1 if group is None else dist.get_world_size(group)
@@ -63,14 +68,17 @@ class ShardedAdamW:
         self._of_chunk: list[list[Bucket]] = []
         for parameters in chunks:
             rest = [parameter for parameter in parameters[::-1] if not any(parameter in some for some, _ in shared)]
-            self._of_chunk.append(make_buckets(rest, num_replicas))
+            self._of_chunk.append(_make(rest, num_replicas, part_of))
             for (some, _), (buckets, _) in zip(shared, self._shared, strict=True):  # so that shards are alike in the other group
-                made = make_buckets([parameter for parameter in parameters[::-1] if parameter in some], num_replicas)
+                made = _make([parameter for parameter in parameters[::-1] if parameter in some], num_replicas, part_of)
                 buckets += made
                 self._of_chunk[-1] += made
         # In the order in which gradients come, which all replicas keep to: the last chunk's first, and the last layer's in it.
         self._buckets = [bucket for buckets in reversed(self._of_chunk) for bucket in buckets]
-        self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        self.bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+        """The bucket of each parameter."""
+        for bucket in self._buckets if self._keeps_shards else ():
+            bucket.keep_shard(self._replica)
         self._pieces = {bucket: [Piece(*piece) for piece in bucket.pieces(self._replica)] for bucket in self._buckets}
         self._piece_of = {piece.parameter: piece for pieces in self._pieces.values() for piece in pieces}
         decaying: dict[bool, list[nn.Parameter]] = {True: [], False: []}
@@ -135,17 +143,17 @@ class ShardedAdamW:
                 piece.weight.grad = summed if exists[piece.parameter] else None
 
     def step(self, learning_rate: float) -> None:
-        """Update every piece that has a gradient, and begin to exchange the new weights. Collective."""
+        """Update every piece that has a gradient, and begin to exchange the new weights where all keep them. Collective."""
         for options in self._adamw.param_groups:
             options["lr"] = learning_rate
         self._adamw.step()
-        if self._group is not None:
+        if self._group is not None and not self._keeps_shards:
             for bucket in reversed(self._buckets):  # the first layers are the first that need them
                 bucket.begin_gather(self._group, self._replica)
 
     def waiting_for(self, parameters: Iterable[nn.Parameter]) -> Callable[[], None]:
         """Return a function that waits until these of the parameters which are trained have the weights of the last step."""
-        buckets = tuple(dict.fromkeys(self._bucket_of[p] for p in parameters if p in self._bucket_of))
+        buckets = tuple(dict.fromkeys(self.bucket_of[p] for p in parameters if p in self.bucket_of))
 
         def wait() -> None:
             for bucket in buckets:
@@ -203,7 +211,7 @@ class ShardedAdamW:
         self._adamw.state[piece.weight] = {"step": state["step"].clone(), **moments}
 
     def _came_to(self, parameter: nn.Parameter) -> None:
-        bucket = self._bucket_of[parameter]
+        bucket = self.bucket_of[parameter]
         self._missing[bucket].discard(parameter)
         if not self._missing[bucket]:
             self._complete.add(bucket)
@@ -222,7 +230,7 @@ class ShardedAdamW:
 
     def _exists(self) -> dict[nn.Parameter, bool]:
         """Return for each parameter whether any replica, or process of a group that shares it, has a gradient of it."""
-        flags = {parameter: bucket.has_gradient(parameter) for parameter, bucket in self._bucket_of.items()}
+        flags = {parameter: bucket.has_gradient(parameter) for parameter, bucket in self.bucket_of.items()}
         if self._group is not None:
             _any_of(flags, flags, self._group)
         for buckets, group in self._shared:
@@ -240,6 +248,13 @@ class ShardedAdamW:
         if self._group is not None:
             dist.all_gather_single(whole, bucket.shard(whole, self._replica), group=self._group)
         return whole
+
+
+def _make(parameters: Sequence[nn.Parameter], num_replicas: int, part_of: Mapping[nn.Parameter, int] | None) -> list[Bucket]:
+    if part_of is None:
+        return make_buckets(parameters, num_replicas)
+    runs = groupby(parameters, key=part_of.__getitem__)
+    return [bucket for _, run in runs for bucket in make_buckets(list(run), num_replicas)]
 
 
 def _any_of(flags: dict[nn.Parameter, bool], parameters: Collection[nn.Parameter], group: dist.ProcessGroup) -> None:

@@ -19,7 +19,7 @@ import torch
 from headrace.errors import HeadraceError, UnrecoverableError, UserError
 from headrace.observability.logs import pairs
 from headrace.snapshot import is_rerouted
-from headrace.trainer.devices import local_device, warn_quadratic_attention, warn_staged_nodes
+from headrace.trainer.devices import check_device, local_device, warn_quadratic_attention, warn_staged_nodes
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.recovery.layout import Layout, finishes_step_first
 from headrace.trainer.recovery.membership_client import MembershipClient
@@ -73,6 +73,7 @@ def train_recoverable(
         torch.set_num_threads(threads)
     number = zlib.crc32(f"{node}/{process}".encode()) >> 1
     device = device or local_device()
+    check_device(device)
     warn_staged_nodes(device.type)
     with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
         if set(loader.spec.topology.stages) != set(spec.units):
