@@ -18,7 +18,7 @@ from headrace.preprocessor.decoding import Row, SampleProcessor, SizedSample, pr
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.text import load_encoder
 from headrace.quarantine import BadSampleError, Reason
-from headrace.sample import SCHEMA, payload_schema
+from headrace.sample import payload_schema
 from headrace.source_spec import SourceSpec
 from headrace.spec import ImageSpec, JobSpec, parse_spec
 from tests.unit.preprocessor.image.test_fit import encoded, photo
@@ -110,7 +110,8 @@ def test_images_of_any_resolution_come_with_their_sizes_and_are_cut_where_they_a
 ) -> None:
     """A tile of 28 pixels has 2 x 2 tokens. An image that fills three of them has 2 rows of 6, each with a newline."""
     image = {"fit": "anyres", "side": 28, "merge": 1, "max_tiles_per_side": 3}
-    processor = SampleProcessor(parse_spec({"name": "any", "sources": [{"path": "/a"}], "image": image}))
+    spec = parse_spec({"name": "any", "sources": [{"path": "/a"}], "image": image})
+    processor = SampleProcessor(spec)
     alone = write_tar({"t.png": encoded(photo(84, 28)), "t.json": {"texts": ["<image>wide"]}}, name="t.tar")
     rows = []
     for path in (alone, shards[0]):
@@ -121,7 +122,8 @@ def test_images_of_any_resolution_come_with_their_sizes_and_are_cut_where_they_a
         assert probe.image_patches == tuple(rows[-1].image_grids.prod(axis=1))
     batch = processor.encode([0, 1], rows)
     batch.validate(full=True)
-    assert batch.schema == SCHEMA
+    assert batch.schema == payload_schema(spec.image)
+    assert "image_sizes" in batch.schema.names
     assert batch.column("image_sizes").to_pylist() == [[[28, 84], [0, 0], [0, 0], [0, 0]], [[48, 64], [120, 120]]]
     assert [len(row.image_grids) for row in rows] == [1 + 3, 2]
     placeholder = processor.vocabulary.image_token
