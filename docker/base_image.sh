@@ -5,6 +5,7 @@
 #
 # Needs root, debootstrap and a running engine. MIRROR: where Debian's packages come from (default: as on this machine).
 set -eu
+command -v debootstrap >/dev/null || { echo "debootstrap is not here: apt-get install debootstrap" >&2; exit 1; }
 
 tag=${1:-headrace-base:latest}
 work=$(mktemp -d)
