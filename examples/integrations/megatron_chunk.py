@@ -97,7 +97,7 @@ class MegatronChunk(nn.Module):
             num_rows=len(data.input_ids),
             entry=None if self.embed is None else data.input_ids,
             layers=(torch.cat((angles, angles), dim=1)[:, None, None], Segments.of(data.cu_seqlens)),
-            end=None if self.head is None else Targets.of(data.labels),
+            end=None if self.head is None else (Targets.of(data.labels, data.target_weights), data.target_weight),
         )
 
     def forward(self, inputs: Inputs, hidden: Tensor | None, _: Mapping[str, Tensor]) -> Output:
@@ -110,24 +110,25 @@ class MegatronChunk(nn.Module):
         x = x[:, 0]
         if self.head is None or self.norm is None:
             return Output(rows=x)
-        loss_sum = token_loss(self.norm(x), inputs.end, self.head.weight)
-        return Output(loss=StepLoss(loss_sum=loss_sum, num_targets=len(inputs.end.rows)))
+        targets, target_weight = inputs.end
+        loss_sum = token_loss(self.norm(x), targets, self.head.weight)
+        return Output(loss=StepLoss(loss_sum=loss_sum, target_weight=target_weight))
 
     def rows_between_stages(self, num_rows: int) -> int:
         """Return the number of rows that pass between stages: all of them."""
         return num_rows
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
-        """No unit is behind this one."""
-        raise NotImplementedError
+        """Raise an error: no unit is behind this one."""
+        raise NotImplementedError("a pipeline of the LLM alone sends tokens to no unit")
 
     def input_token_counts(self, unit: str, data: PackedMicrobatch) -> Tensor:
-        """No unit is in front of this one."""
-        raise NotImplementedError
+        """Raise an error: no unit is in front of this one."""
+        raise NotImplementedError("a pipeline of the LLM alone gets tokens of no unit")
 
     def take_weight_gradients(self) -> Callable[[], None]:
-        """Only schedule zero-bubble, which is not for these layers, puts weight gradients off."""
-        raise NotImplementedError
+        """Raise an error: these layers put no weight gradients off."""
+        raise NotImplementedError("schedule zero-bubble is not for layers of Megatron: take another one")
 
 
 def small_config() -> TransformerConfig:
@@ -163,19 +164,19 @@ def chunk_at(place: Place, topology: PipelineTopology, vocab_size: int, device: 
 
 def mean_gradients(
     executor: Executor, optimizer: ShardedAdamW, groups: ProcessGroups, routes: Routes, feed: Feed
-) -> tuple[float, int]:
-    """Run all microbatches of a step. Return its mean loss and its number of targets; each replica has its share of the gradients
-    of that mean."""
+) -> tuple[float, float]:
+    """Run all microbatches of a step. Return its mean loss and the weight of its targets, which is their number unless the job
+    has weights; each replica has its share of the gradients of that mean."""
     totals = executor.run(routes, feed)
     executor.wire.flush()
-    sums = torch.stack((totals.loss_sum, totals.loss_sum.new_tensor(float(totals.num_targets))))
+    sums = torch.stack((totals.loss_sum, totals.loss_sum.new_tensor(totals.target_weight)))
     dist.all_reduce(sums, group=groups.everybody)
-    loss_sum, num_targets = sums.tolist()
+    loss_sum, target_weight = sums.tolist()
     optimizer.reduce()
     for piece in optimizer.pieces:
         if piece.weight.grad is not None:
-            piece.weight.grad.div_(num_targets)
-    return loss_sum / num_targets, int(num_targets)
+            piece.weight.grad.div_(target_weight)
+    return loss_sum / target_weight, target_weight
 
 
 def main() -> None:
@@ -196,12 +197,12 @@ def main() -> None:
         optimizer = ShardedAdamW([[*chunk.parameters()]], groups.replicas)
         executor = Executor(topology, place, [chunk], torch.float32, groups.channels, backwards=optimizer)
         for step, feed in loader.steps(executor.prepare):
-            loss, num_targets = mean_gradients(executor, optimizer, groups, feed.routes, feed)
+            loss, target_weight = mean_gradients(executor, optimizer, groups, feed.routes, feed)
             optimizer.step(1e-3)
             optimizer.discard()
             loader.commit_fed(step, feed, loss=loss, measured=())
             if rank() == 0:
-                print(f"step {step.index} loss {loss:.6f} of {num_targets} targets", flush=True)
+                print(f"step {step.index} loss {loss:.6f} of {target_weight:g} targets", flush=True)
         loader.settle()
 
 

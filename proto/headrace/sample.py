@@ -38,15 +38,8 @@ UNIT_COLUMNS = {
     "encoder": ("sample_id", "patches", "image_grids", "mel", "mel_frames", "flags", "image_sizes"),
     "vision": ("sample_id", "patches", "image_grids", "flags", "image_sizes"),
     "audio": ("sample_id", "mel", "mel_frames", "flags"),
-    "llm": (
-        "sample_id",
-        "input_ids",
-        "labels",
-        "image_grids",
-        "mel_frames",
-        "flags",
-        "target_weights",
-    ),  # media sizes locate their tokens
+    # sizes of media locate their tokens
+    "llm": ("sample_id", "input_ids", "labels", "image_grids", "mel_frames", "flags", "target_weights"),
     "generator": ("sample_id", "patches", "image_grids", "flags"),
 }
 """Columns of SCHEMA, in its order, that a rank of each parallelism unit receives: an LLM rank gets no pixels, an encoder or
@@ -95,6 +88,8 @@ class Probe:
 def decoded_bytes(probe: Probe, *, patch: int, mel_bins: int) -> int:
     """Return the bytes that a decoded sample takes in a payload store, without Arrow's overhead. `patch`: its side in pixels.
 
-    A token takes 4 bytes for its id and 4 for its label, a patch 3 bytes a pixel, a mel frame 2 bytes a bin.
+    A token takes 4 bytes for its id, 4 for its label and, in samples with weights, 4 for its weight, a patch 3 bytes a pixel, a
+    mel frame 2 bytes a bin.
     """
-    return 8 * probe.num_tokens + 3 * patch**2 * sum(probe.image_patches) + 2 * mel_bins * sum(probe.mel_frames)
+    of_token = 8 if probe.target_weight is None else 12
+    return of_token * probe.num_tokens + 3 * patch**2 * sum(probe.image_patches) + 2 * mel_bins * sum(probe.mel_frames)

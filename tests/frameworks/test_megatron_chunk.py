@@ -46,7 +46,7 @@ def test_a_pipeline_of_megatrons_layers_is_one_process(tmp_path: Path) -> None:
     found: dict[str, np.ndarray] = {}
     for rank, answer in parts:
         assert answer["loss"] == pytest.approx(expected["loss"], rel=1e-5), rank
-        assert answer["num_targets"] == expected["num_targets"] > 0
+        assert answer["target_weight"] == expected["target_weight"] > 0
         for name, gradient in answer["gradients"].items():
             found[name] = found.get(name, 0) + gradient
     assert found.keys() == expected["gradients"].keys()
@@ -89,13 +89,13 @@ def _run(rank: int, store: str, size: dict[str, int], answer: Connection) -> Non
     optimizer = ShardedAdamW([[*chunk.parameters()]], groups.replicas)
     executor = Executor(topology, place, [chunk], torch.float32, groups.channels, backwards=optimizer)
     routes = _routes(topology)
-    loss, num_targets = example.mean_gradients(executor, optimizer, groups, routes, executor.prepare.feed(routes, _text_of))
+    loss, target_weight = example.mean_gradients(executor, optimizer, groups, routes, executor.prepare.feed(routes, _text_of))
     gradients: dict[str, np.ndarray] = {}
     for piece in optimizer.pieces:
         share = torch.zeros(piece.parameter.numel())
         share[piece.begin : piece.begin + piece.weight.numel()] = piece.weight.grad
         gradients[names[piece.parameter]] = share.numpy()
-    answer.send({"loss": loss, "num_targets": num_targets, "gradients": gradients})
+    answer.send({"loss": loss, "target_weight": target_weight, "gradients": gradients})
     dist.barrier()
 
 
@@ -103,9 +103,9 @@ def _alone(chunk: Any) -> dict[str, Any]:
     """The same of all samples as one microbatch, by nothing but the chunk and autograd."""
     inputs = chunk.prepare(_texts([sample for replica in SAMPLES for samples in replica for sample in samples]))
     loss = chunk(inputs, None, {}).loss
-    (loss.loss_sum / loss.num_targets).backward()
+    (loss.loss_sum / loss.target_weight).backward()
     gradients = {name: parameter.grad.flatten().numpy() for name, parameter in chunk.named_parameters()}
-    return {"loss": float(loss.loss_sum) / loss.num_targets, "num_targets": loss.num_targets, "gradients": gradients}
+    return {"loss": float(loss.loss_sum) / loss.target_weight, "target_weight": loss.target_weight, "gradients": gradients}
 
 
 def _routes(topology: PipelineTopology) -> Routes:

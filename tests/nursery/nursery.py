@@ -38,7 +38,12 @@ class Nursery:
         self._numbers = itertools.count()
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
+        self._has_ended = False
         threading.Thread(target=self._hear, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def _hear(self) -> None:
         assert self._popen.stdout is not None
@@ -52,27 +57,36 @@ class Nursery:
                     else:
                         self._codes[message["pid"]] = message["code"]
                     self._changed.notify_all()
+        with self._changed:
+            self._has_ended = True
+            self._changed.notify_all()
 
     def fork(self, **order: Any) -> int:
         """Its process's id. order: what the module's function takes, all of it JSON. Raises TimeoutError."""
         number = next(self._numbers)
         assert self._popen.stdin is not None
         with self._changed:
-            self._popen.stdin.write(json.dumps(order | {"number": number}) + "\n")
-            if not self._changed.wait_for(lambda: number in self._pids, START_TIMEOUT_S):
+            with contextlib.suppress(BrokenPipeError):  # it has ended, as is seen below
+                self._popen.stdin.write(json.dumps(order | {"number": number}) + "\n")
+            self._changed.wait_for(lambda: number in self._pids or self._has_ended, START_TIMEOUT_S)
+            if number not in self._pids:
                 raise TimeoutError(f"nothing was forked: {self._popen.poll()}")
             return self._pids[number]
 
     def code(self, pid: int, timeout_s: float = 0.0) -> int | None:
-        """The exit code, minus a signal; None while the process runs, which is waited for so long."""
+        """The exit code, minus a signal; None while the process runs, which is waited for so long.
+
+        With the nursery all that it has forked is killed.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: pid in self._codes, timeout_s)
-            return self._codes.get(pid)
+            self._changed.wait_for(lambda: pid in self._codes or self._has_ended, timeout_s)
+            return self._codes.get(pid, -signal.SIGKILL if self._has_ended else None)
 
     def close(self) -> None:
         """All that it has forked ends with it."""
         assert self._popen.stdin is not None
-        self._popen.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what an ended one has not read
+            self._popen.stdin.close()
         self._popen.kill()
         self._popen.wait()
 

@@ -10,7 +10,7 @@ from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.spec import JobSpec
 from headrace.trainer.rank_progress import PROGRESS
-from headrace.trainer.train_step import whole
+from headrace.trainer.train_step import as_logged
 
 log = logging.getLogger(__name__)
 
@@ -66,5 +66,6 @@ class Evaluations:
             PROGRESS.begin(f"evaluates {name}")
             loss_sum, target_weight = self._run(name)
             loss = loss_sum / target_weight if target_weight else math.nan
-            log.info("evaluated %s", pairs(job=self._job, set=name, after_steps=steps, loss=loss, targets=whole(target_weight)))
+            targets = as_logged(target_weight)
+            log.info("evaluated %s", pairs(job=self._job, set=name, after_steps=steps, loss=loss, targets=targets))
         PROGRESS.excuse("waits for the next step")

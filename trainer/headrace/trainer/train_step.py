@@ -160,7 +160,7 @@ class TrainStep:
         return loss_sum, target_weight
 
 
-def whole(target_weight: float) -> float:
+def as_logged(target_weight: float) -> float:
     """Return a weight of targets as it is logged: their number, an int, where they have no weights."""
     return int(target_weight) if target_weight.is_integer() else target_weight
 
@@ -260,7 +260,7 @@ def log_step(job: str, step: Step, result: StepResult, non_finite_samples: Seque
             job=job,
             step=step.index,
             loss=result.loss,
-            targets=whole(result.target_weight),
+            targets=as_logged(result.target_weight),
             grad_norm=result.grad_norm,
             data_wait_s=step.data_wait_s,
         ),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.preprocessor.access import Access, granting
-from headrace.preprocessor.sources import ranges
+from headrace.preprocessor.sources import blob, ranges
 from headrace.preprocessor.sources.blob import filesystem, load_drivers
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry, describe
@@ -85,8 +85,12 @@ def test_settings_of_the_driver_are_left_to_it(monkeypatch: pytest.MonkeyPatch) 
     assert plain_url(*filesystem("http://127.0.0.1:1/a")) is None
 
 
-def test_drivers_that_are_not_there_are_no_reason_not_to_start() -> None:
-    load_drivers(["http://127.0.0.1:1/", "nonsense://bucket/", "reference://a"])
+def test_drivers_that_are_not_there_are_no_reason_not_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(blob, "filesystem", lambda url: asked.append(url) or filesystem(url))
+    urls = ["nonsense://bucket/", "reference://a", "http://127.0.0.1:1/"]
+    load_drivers(urls)
+    assert asked == urls, "those behind one that is not there too"
 
 
 def test_a_path_is_asked_for_as_the_driver_writes_it(site: Site, cache: ShardCache) -> None:

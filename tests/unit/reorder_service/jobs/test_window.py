@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,7 @@ def test_the_step_that_is_needed_and_the_one_behind_it_are_always_planned(
 def test_a_sample_takes_what_its_tokens_patches_and_frames_take() -> None:
     probe = Probe(name="s/a/0", num_tokens=10, num_targets=3, image_patches=(4, 16), mel_frames=(100,))
     assert decoded_bytes(probe, patch=14, mel_bins=128) == 10 * 8 + 20 * 588 + 100 * 256
+    assert decoded_bytes(replace(probe, target_weight=0.5), patch=14, mel_bins=128) == 10 * 12 + 20 * 588 + 100 * 256
 
 
 def test_without_a_number_the_stores_of_the_fleet_are_the_limit() -> None:
