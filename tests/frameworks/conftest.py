@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+
+import pytest
+
 from tests.integration.conftest import calm, spec, undisturbed
 
 __all__ = ["calm", "spec", "undisturbed"]
+
+
+def needs(library: str, remedy: str = "make test-integrations") -> None:
+    """Skip the test where a library is not installed."""
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed: {remedy}")

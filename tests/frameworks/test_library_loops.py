@@ -6,7 +6,6 @@ killed on their way and gone on from the library's own checkpoint, with the ledg
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import signal
@@ -20,12 +19,19 @@ import pytest
 
 from headrace.cli.main import main
 from headrace.ledger import ledger_sha256
+from tests.frameworks.conftest import needs
 from tests.wire import free_ports
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 HERE, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
 STEPS, EVERY, KILLED_AT = 20, 5, 12
+SHAPE = {
+    "sources": [{"path": str(EXAMPLES / "data" / "text-00000.tar")}],
+    "steps": STEPS,
+    "global_batch": 4,
+    "text": {"max_tokens": 512},
+}
 LOSS = re.compile(r"(?:.* )?step:? +(\d+) +loss:? +([\d.]+)")
 Loop = Callable[..., subprocess.Popen[str]]
 
@@ -93,12 +99,9 @@ def losses(process: subprocess.Popen[str], log: Path, stop: int | None = None) -
 def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoint(
     calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any, script: str, library: str, launcher: list[str], plain: Any
 ) -> None:
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: make test-integrations")
-    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
-    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    needs(library)
     topology = {"replicas": 1, "microbatches": 2}
-    job, alone = (calm.submit(spec(f"{script}-{kind}", topology=topology, **shape)) for kind in ("killed", "alone"))
+    job, alone = (calm.submit(spec(f"{script}-{kind}", topology=topology, **SHAPE)) for kind in ("killed", "alone"))
     expected = losses(loop(plain[0], alone, *plain[1]), tmp_path / f"{alone}.log")
     before = losses(loop(script, job, *launcher), tmp_path / f"{job}.log", stop=KILLED_AT)
     after = losses(loop(script, job, *launcher), tmp_path / f"{job}.log")
@@ -113,12 +116,9 @@ def test_a_loop_has_the_losses_of_a_plain_one_and_goes_on_from_its_own_checkpoin
 
 def test_torchtitan_goes_on_from_its_own_checkpoint(calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any) -> None:
     """As if it had not been killed: it has a model and an optimizer of its own, and counts steps from 1."""
-    if importlib.util.find_spec("torchtitan") is None:
-        pytest.skip("torchtitan is not installed: pip install torchtitan triton")
-    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
-    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    needs("torchtitan", "pip install torchtitan triton")
     topology = {"replicas": 1, "microbatches": 2}
-    job, alone = (calm.submit(spec(f"torchtitan-{kind}", topology=topology, **shape)) for kind in ("killed", "alone"))
+    job, alone = (calm.submit(spec(f"torchtitan-{kind}", topology=topology, **SHAPE)) for kind in ("killed", "alone"))
     launcher = str(HERE / "torchtitan_on_cpu.py")
     expected = losses(loop("torchtitan_loop", alone, launcher), tmp_path / f"{alone}.log")
     before = losses(loop("torchtitan_loop", job, launcher), tmp_path / f"{job}.log", stop=KILLED_AT)
@@ -134,12 +134,9 @@ def test_two_ranks_have_the_losses_of_one_and_one_goes_on_from_their_checkpoint(
     calm: Any, spec: Any, loop: Loop, tmp_path: Path, capsys: Any, script: str
 ) -> None:
     """Gradients are averaged by the library's own data parallelism."""
-    if importlib.util.find_spec("accelerate") is None:
-        pytest.skip("accelerate is not installed: make test-integrations")
-    text = [{"path": str(EXAMPLES / "data" / "text-00000.tar")}]
-    shape = {"sources": text, "steps": STEPS, "global_batch": 4, "text": {"max_tokens": 512}}
+    needs("accelerate")
     topology = {"replicas": 2, "microbatches": 1}
-    job, alone = (calm.submit(spec(f"{script}-{kind}-{STEPS}", topology=topology, **shape)) for kind in ("two", "one"))
+    job, alone = (calm.submit(spec(f"{script}-{kind}-{STEPS}", topology=topology, **SHAPE)) for kind in ("two", "one"))
     expected = losses(loop("plain_loop", alone), tmp_path / f"{alone}.log")
     before = losses(loop(script, job, ranks=2, microbatches=1), tmp_path / f"{job}.log", stop=KILLED_AT)
     after = losses(loop(script, job), tmp_path / f"{job}.log")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,12 @@ from torch.nn import functional
 
 from headrace import trainer
 from headrace.errors import UserError
+from tests.frameworks.conftest import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MICROBATCHES = 2
 WEIGHTS = (0.25, 1.0, 3.0)
-
-
-def needs(library: str) -> None:
-    if importlib.util.find_spec(library) is None:
-        pytest.skip(f"{library} is not installed: make test-integrations")
 
 
 @pytest.fixture
