@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.errors import UserError
 from headrace.model_shape import ModelShape
 from headrace.observability.logs import pairs
+from headrace.trainer.collectives import all_gather, reduce_scatter
 
 log = logging.getLogger(__name__)
 
@@ -98,11 +99,11 @@ _LACKS = ("support", "not implemented", "no backend type associated")
 
 
 def _scatter(group: dist.ProcessGroup, numbers: Tensor) -> None:
-    dist.reduce_scatter_single(numbers.new_empty(1), numbers, group=group)
+    reduce_scatter(numbers.new_empty(1), numbers, group)
 
 
 def _gather(group: dist.ProcessGroup, numbers: Tensor) -> None:
-    dist.all_gather_single(numbers, numbers[:1].clone(), group=group)
+    all_gather(numbers, numbers[:1].clone(), group)
 
 
 _OPERATIONS: dict[str, Callable[[dist.ProcessGroup, Tensor], object]] = {

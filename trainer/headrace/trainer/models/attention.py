@@ -53,11 +53,11 @@ def packed_attention(
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, segments: Segments, keys: Segments, causal: bool) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # imports the compiler: 1.5 s, which CPU processes are spared
+    from headrace.trainer.models.varlen_attention import grouped_varlen_attn  # imports the compiler: 1.5 s, which CPUs are spared
 
     window = (-1, 0) if causal else (-1, -1)
     offsets, of_keys = segments.cu_seqlens, keys.cu_seqlens
-    output = varlen_attn(q, k, v, offsets, of_keys, segments.longest, keys.longest, window_size=window, enable_gqa=True)
+    output = grouped_varlen_attn(q, k, v, offsets, of_keys, segments.longest, keys.longest, window_size=window)
     if not isinstance(output, Tensor):
         raise TypeError("varlen_attn returned auxiliary outputs that were not asked for")
     return output

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from headrace.trainer.collectives import all_gather, reduce_scatter
+
 BUCKET_ELEMENTS = 2**23
 """Most elements of a bucket, 32 MiB of float32, unless a single parameter has more."""
 
@@ -99,7 +101,7 @@ class Bucket:
             self._sum = None, gradients
         else:
             shard = gradients.new_empty(self._shard)
-            self._sum = dist.reduce_scatter_single(shard, gradients, group=group, async_op=True), shard
+            self._sum = reduce_scatter(shard, gradients, group, async_op=True), shard
 
     def sum_over(self, group: dist.ProcessGroup) -> None:
         """Wait for the sums that were begun, and sum this replica's shard of them over another group."""
@@ -121,7 +123,7 @@ class Bucket:
         else:
             own = self._kept
             self.weights.untyped_storage().resize_(self.weights.nbytes)
-        self._gather = dist.all_gather_single(self.weights, own, group=group, async_op=True)
+        self._gather = all_gather(self.weights, own, group, async_op=True)
 
     def end_gather(self) -> None:
         """Wait for the weights of all replicas, if they are on their way."""

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from headrace.trainer.collectives import all_gather
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.buckets import Bucket, make_buckets
 from headrace.trainer.train_step import DEFAULTS, adamw, decays
@@ -246,7 +247,7 @@ class ShardedAdamW:
                 begin = bucket.place(piece.parameter) + piece.begin
                 whole[begin : begin + piece.weight.numel()] = state[kind]
         if self._group is not None:
-            dist.all_gather_single(whole, bucket.shard(whole, self._replica), group=self._group)
+            all_gather(whole, bucket.shard(whole, self._replica), self._group)
         return whole
 
 
