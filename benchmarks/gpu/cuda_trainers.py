@@ -30,6 +30,8 @@ PIPELINES: dict[str, dict[str, dict[str, int]]] = {
     "llm in 2 stages and 2 slices, 4 encoders": {"encoder": {"dp": 4}, "llm": {"pp": 2, "tp": 2}},
 }
 """Units by name, from the fewest processes to the most. Each runs where there are as many GPUs."""
+NODES = 4
+"""The fewest that hold two pipelines of both units, one to outlast a lost node."""
 STEPS, TINY_STEPS = 8, 2
 MAX_PIXELS = 112 * 112
 FIRST_LOSS_GOAL = 5e-3
@@ -54,10 +56,10 @@ def measure(target: Target) -> Iterator[Row]:
                 continue
             file = trainers.write(f"topology-{number}", {"units": units})
             yield from trainers.rows(title, units["llm"].get("dp", 1), size, ["--topology", str(file)])
-        title = "two nodes of a recoverable job on one GPU"
+        title = f"{NODES} nodes of a recoverable job that share a GPU"
         if target.is_gpu:
-            file = trainers.write("nodes", {"nodes": 2, "max_failures": 1, "units": {unit: {} for unit in UNITS}})
-            yield from trainers.rows(title, 1, 2, ["--nodes", str(file)])
+            file = trainers.write("nodes", {"nodes": NODES, "max_failures": 1, "units": {unit: {} for unit in UNITS}})
+            yield from trainers.rows(title, 1, NODES, ["--nodes", str(file)])
         else:
             yield skipped(title, "no GPU here")
 

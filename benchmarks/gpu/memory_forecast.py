@@ -30,7 +30,7 @@ ERROR_GOAL_PERCENT = 10.0
 STATE_BYTES = 12
 """Bytes a parameter between steps: a float32 weight and two float32 moments of AdamW."""
 MICROBATCHES = 2
-"""Of the step that is forecast: its gradients are there while the second one's activations are."""
+"""Of a step: its gradients are there while the second one's activations are."""
 
 
 def measure(target: Target) -> Iterator[Row]:
@@ -72,12 +72,14 @@ def _of_layer(target: Target, several: TransformerShape, length: int, settings: 
 def _growth(target: Target, shape: TransformerShape, length: int, settings: dict[str, Any]) -> float:
     """Return how many more bytes are in use at most where a microbatch is twice as long: weights and their casts are as many, and
     so are working buffers of one layer with another number of layers."""
-    short, long = (_peak(target, _alone(target, shape, [[length * factor]], settings)) for factor in (1, 2))
+    batches = ([[length * factor]] * MICROBATCHES for factor in (1, 2))
+    short, long = (_peak(target, _alone(target, shape, batch, settings)) for batch in batches)
     return long - short
 
 
 def _peak(target: Target, alone: StageAlone) -> float:
-    """Return the most bytes in use beside weights and gradients, of a step of one microbatch of one sample."""
+    """Return the most bytes in use beside weights, of a step of microbatches of one sample: in the last one, as all gradients are
+    there only behind the first."""
     alone.accumulate()
     return _taken(target, alone.accumulate)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -46,9 +47,12 @@ def measure(target: Target) -> Iterator[Row]:
     with process_group(target.device):
         yield from _middle_rows(target, shape, peak)
         _release(target)
-        alone = _built(target, half, vocab_size)
-        yield _mfu_row(f"the last stage: {half.layers} layers and a head of {vocab_size:,} tokens", alone, half, target, peak)
-        del alone
+        last = f"the last stage: {half.layers} layers and a head of {vocab_size:,} tokens"
+        yield _mfu_row(last, _built(target, half, vocab_size), half, target, peak)
+        _release(target)
+        yield _compiled_row("layers alone, compiled", shape, SMALL_VOCAB, target, peak)
+        _release(target)
+        yield _compiled_row(f"{last}, compiled", half, vocab_size, target, peak)
         _release(target)
         name = "layers alone, FlashAttention 3"
         try:
@@ -86,9 +90,15 @@ def model_flops(num_weights: int, lengths: Sequence[int], shape: TransformerShap
     return 6 * sum(lengths) * num_weights + 6 * shape.layers * shape.width * sum(length**2 for length in lengths)
 
 
-def _built(target: Target, shape: TransformerShape, vocab_size: int) -> StageAlone:
+def _built(target: Target, shape: TransformerShape, vocab_size: int, **of_unit: Any) -> StageAlone:
     lengths = [LENGTHS] * MICROBATCHES if target.is_gpu else [TINY_LENGTHS] * TINY_MICROBATCHES
-    return stage_alone(shape, lengths, vocab_size=vocab_size, device=target.device, dtype=torch.bfloat16)
+    return stage_alone(shape, lengths, vocab_size=vocab_size, device=target.device, dtype=torch.bfloat16, **of_unit)
+
+
+def _compiled_row(name: str, shape: TransformerShape, vocab_size: int, target: Target, peak: float) -> Row:
+    if not target.is_gpu:
+        return skipped(f"MFU, {name}", "what torch compiles for a CPU takes a minute and says nothing of a GPU")
+    return _mfu_row(name, _built(target, shape, vocab_size, compile=True), shape, target, peak)
 
 
 def _mfu_row(name: str, alone: StageAlone, shape: TransformerShape, target: Target, peak: float) -> Row:

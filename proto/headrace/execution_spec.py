@@ -40,6 +40,9 @@ class UnitExecution(SpecSection):
     """Whether each of a stage's replicas keeps an equal share of its weights only, and they gather a layer's from each other for
     every forward and backward of it (ZeRO-3). All replicas then run all microbatches of a step in step with each other. Without
     it they share gradients' sums and the optimizer's state alone. Plans do not know it."""
+    compile: bool = False
+    """Whether torch.compile fuses what the unit's layers, and a whole head's loss, do between matrix products. It does so in the
+    first step, for all lengths. On a GPU it needs triton, which comes with torch, and a C compiler. Plans do not know it."""
     device_memory_gib: Annotated[float, Field(gt=0)] | None = None
     """Most GiB that a process of the unit may take of its device for weights, gradients, optimizer and activations. A step that
     is forecast to take more is refused before it begins; `checkpointing: auto` keeps to it. A process with a limit begins a step
@@ -170,6 +173,11 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
             raise ValueError(
                 f"unit {unit!r} has checkpointing 'auto', but under {schedule!r} what a backward computes again is kept until "
                 "the weight gradients, so that no choice of layers keeps to a limit: take another schedule, or true or false"
+            )
+        if size.compile and (size.tp > 1 or schedule == ZERO_BUBBLE):
+            raise ValueError(
+                f"unit {unit!r} has compile true, but its layers' matrix products are not torch's own with tp {size.tp} and "
+                f"{schedule!r}: take compile false, or tp 1 and another schedule than {ZERO_BUBBLE!r}"
             )
         if size.frozen and size.frozen_layers:
             raise ValueError(

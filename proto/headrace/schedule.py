@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from headrace.plan import Topology
 
+GPIPE = "gpipe"
 EAGER = "eager"
 ZERO_BUBBLE = "zero-bubble"
-SCHEDULES = ("1f1b", "interleaved", "gpipe", EAGER, ZERO_BUBBLE)
+SCHEDULES = ("1f1b", "interleaved", GPIPE, EAGER, ZERO_BUBBLE)
 """Names of the pipeline schedules that `build` knows."""
 
 
@@ -170,7 +171,7 @@ def build(
 
 def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> float:
     """Return the number of warm-up forwards of a stage, before it alternates. longest: the largest `num_behind` of any stage."""
-    if name == "gpipe":
+    if name == GPIPE:
         return math.inf
     if name != EAGER or stage.num_behind == 0:
         return stage.num_behind

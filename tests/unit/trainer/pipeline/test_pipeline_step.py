@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -44,9 +45,10 @@ def step(request: pytest.FixtureRequest, group: None) -> PipelineStep:
     return make_step(getattr(request, "param", OptimizerSpec()))
 
 
-def make_step(settings: OptimizerSpec, *, shard_weights: bool = False, **schedule: Any) -> PipelineStep:
+def make_step(settings: OptimizerSpec, *, shard_weights: bool = False, compile: bool = False, **schedule: Any) -> PipelineStep:
     """shard_weights: as one of several replicas would, though there is one, whose shard is everything."""
-    topology = parse(PipelineTopology, {**schedule, "units": {"llm": {"shard_weights": shard_weights}}}, "topology")
+    of_unit = {"shard_weights": shard_weights, "compile": compile}
+    topology = parse(PipelineTopology, {**schedule, "units": {"llm": of_unit}}, "topology")
     topology = with_cuts(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
     groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
@@ -107,6 +109,21 @@ def test_a_stage_that_gathers_its_weights_learns_the_same_and_forecasts_what_it_
     expected, _ = step.evaluate(routes(), step.prepare.feed(routes(), text_of))
     assert loss_sum == pytest.approx(expected, rel=1e-5)
     assert num_targets > 0
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which torch's tracer looks at
+def test_a_compiled_stage_learns_the_same(step: PipelineStep, monkeypatch: pytest.MonkeyPatch) -> None:
+    traced: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:  # runs what it is given, where a compiler would make kernels of it
+        traced.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    compiled = make_step(OptimizerSpec(), compile=True)
+    for found, right in zip(*([run(one, 1e-3) for _ in range(3)] for one in (compiled, step)), strict=True):
+        assert (found.loss, found.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
+    assert 0 < len(traced) < 2 * len(compiled.stages[0].layers), "once for all lengths and all layers that are alike"
 
 
 @pytest.fixture

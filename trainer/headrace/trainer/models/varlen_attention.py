@@ -10,7 +10,5 @@ from inspect import signature
 
 from torch.nn.attention.varlen import varlen_attn
 
-grouped_varlen_attn = (
-    partial(varlen_attn, enable_gqa=True) if "enable_gqa" in signature(varlen_attn).parameters else varlen_attn
-)
+grouped_varlen_attn = partial(varlen_attn, enable_gqa=True) if "enable_gqa" in signature(varlen_attn).parameters else varlen_attn
 """`varlen_attn` where there may be fewer heads of keys than of queries. Releases before 2.13 take them without being told."""

@@ -24,6 +24,7 @@ from headrace.trainer.pipeline.checkpoint_files import (
     remove_incomplete,
     write,
 )
+from headrace.trainer.pipeline.page_locked import PageLockedBlocks
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 
@@ -61,6 +62,7 @@ class CheckpointWriter:
         self._training_record = {} if record is None else {TRAINING_RECORD: dict(record)}
         self._rank, self._num_ranks = dist.get_rank(), step.topology.world_size
         self._buffers: dict[TensorKey, Tensor] = {}
+        self._memory = PageLockedBlocks()  # of the buffers that tensors of a GPU are copied to
         self._writing: Future[None] | None = None
         self._saved = -1
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -83,6 +85,8 @@ class CheckpointWriter:
         """Wait until the last checkpoint is on disk, and end the thread."""
         self._wait()
         self._thread.shutdown()
+        self._buffers.clear()
+        self._memory.close()
 
     def __enter__(self) -> Self:
         return self
@@ -97,7 +101,8 @@ class CheckpointWriter:
     def _copy(self, key: TensorKey, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(key)
         if buffer is None:
-            buffer = self._buffers[key] = torch.empty(tensor.shape, dtype=torch.float32, pin_memory=tensor.is_cuda)
+            allocate = self._memory.take if tensor.is_cuda else torch.empty
+            buffer = self._buffers[key] = allocate(tensor.shape, dtype=torch.float32)
         return buffer.copy_(tensor, non_blocking=True)
 
     def _write(self, step: int, loader: Mapping[str, Any], tensors: Mapping[TensorKey, Tensor]) -> None:

@@ -23,7 +23,7 @@ from headrace.held_activations import activation_memory, freed_by
 from headrace.observability.logs import pairs
 from headrace.schedule import ZERO_BUBBLE, Action, Kind
 from headrace.trainer.loading.buffers import PinnedMemory
-from headrace.trainer.models.loss import MAX_LOGITS
+from headrace.trainer.models.loss import targets_at_a_time
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.kept_activations import KeptActivations
 from headrace.trainer.pipeline.stage import Stage
@@ -39,8 +39,7 @@ _GIB = 2.0**30
 _BACKWARD_SHARE = 0.36
 """What the backward of a layer holds beside its activations, over these: 0.29 to 0.36 in this repository's layers."""
 _LOGIT_BYTES = 12
-"""Of a logit while its loss is computed: in half precision twice, its float32 and its gradient."""
-_KEPT_LOGIT_BYTES = 4
+"""Of a logit while its loss and gradient are computed: in half precision, in float32, and the logarithm of its probability."""
 _TOLERANCE = 0.1  # of a forecast beside the allocator
 
 
@@ -55,7 +54,8 @@ class StateBytes:
     casts: int
     """Copies of trained matrices in the dtype of matrix products, which autocast keeps during a step."""
     largest: int
-    """The gradient of the largest parameter, before it is added, and what it was computed in."""
+    """The gradient of the largest parameter, before it is added, and what it was computed in. That of a head counts as an
+    activation where it is held from the loss on."""
     bucket: int
     """The largest bucket, into which gradients are copied to be summed: when few activations are left."""
 
@@ -70,7 +70,9 @@ class StateBytes:
         matrices: set[Tensor] = {
             p for stage in stages for m in stage.modules() if isinstance(m, nn.Linear) for p in m.parameters()
         }
-        matrices |= {stage.model.decoder.output_weight for stage in stages if isinstance(stage, LlmStage) and stage.is_last}
+        heads = [stage for stage in stages if isinstance(stage, LlmStage) and stage.is_last]
+        matrices |= {stage.model.decoder.output_weight for stage in heads}
+        held = {stage.model.decoder.output_weight for stage in heads if stage.holds_weight_gradient}
         return cls(
             weights=sum(storages.values())
             + sum(bucket.kept_bytes for bucket in {bucket for one in sharded for bucket in one.buckets})
@@ -78,7 +80,7 @@ class StateBytes:
             gradients=optimizer.gradient_bytes,
             optimizer=optimizer.moment_bytes,
             casts=width * sum(p.numel() for p in matrices & trained),
-            largest=(4 + width) * max((p.numel() for p in trained), default=0),
+            largest=(4 + width) * max((p.numel() for p in trained - held), default=0),
             bucket=optimizer.bucket_bytes,
         )
 
@@ -227,30 +229,26 @@ class StageMemory:
         ends = max((one.ends for one in self._kept), default=0.0)
         return _BACKWARD_SHARE * max(largest, ends) + (largest if any(map(len, again)) else 0.0)
 
-    def _head(self, chunk: int) -> tuple[int, int, bool] | None:
-        """Return the tokens of a chunk's head, the rows of one of its pieces, and whether it is a slice; None without a head."""
+    def _head(self, chunk: int) -> LlmStage | None:
+        """Return the stage of a chunk if it has a head, else None."""
         stage = self._stages[chunk]
-        if not isinstance(stage, LlmStage) or not stage.is_last:
-            return None
-        vocabulary = stage.model.decoder.output_weight.shape[0]
-        return vocabulary, max(1, MAX_LOGITS // vocabulary), stage.vocabulary is not None
+        return stage if isinstance(stage, LlmStage) and stage.is_last else None
 
     def _kept_of_head(self, chunk: int, rows: int) -> float:
         """Return the bytes that a head keeps of a microbatch, of which every row is taken to have a target.
 
-        They are the hidden states; and logits and these states once more, cast, if all logits are computed at once.
+        They are the hidden states, or their gradients and that of the head's weight where they are computed with the loss.
         """
-        if (head := self._head(chunk)) is None:
+        if (stage := self._head(chunk)) is None:
             return 0.0
-        vocabulary, piece, is_slice = head
-        of_row = 4 * self._stages[chunk].width
-        if rows <= piece and not is_slice:
-            of_row += 2 * self._stages[chunk].width + _KEPT_LOGIT_BYTES * vocabulary
-        return float(rows * of_row)
+        of_rows = 4.0 * rows * stage.width
+        weight = stage.model.decoder.output_weight
+        return of_rows + (weight.nbytes if stage.holds_weight_gradient and rows else 0)
 
     def _working_of_head(self, rows: int) -> float:
-        heads = [head for chunk in range(len(self._stages)) if (head := self._head(chunk)) is not None]
-        return float(sum(_LOGIT_BYTES * vocabulary * min(rows, piece) for vocabulary, piece, _ in heads))
+        heads = [stage for chunk in range(len(self._stages)) if (stage := self._head(chunk)) is not None]
+        sizes = [len(stage.model.decoder.output_weight) for stage in heads]
+        return float(sum(_LOGIT_BYTES * size * min(rows, targets_at_a_time(size)) for size in sizes))
 
     def _log(self, forecast: Forecast) -> None:
         limit: dict[str, object] = {} if math.isinf(self.limit) else {"limit_gib": round(self.limit / _GIB, 3)}

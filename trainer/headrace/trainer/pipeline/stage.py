@@ -189,6 +189,11 @@ class Stage(nn.Module, ABC):
         """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
         return self._weight_gradients.take()
 
+    def compile_layers(self) -> None:
+        """Have torch compile each layer when it first runs; hooks, such as one that waits for weights, are left as they are."""
+        for layer in self.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.plan import GENERATOR, LLM
-from headrace.schedule import ZERO_BUBBLE
+from headrace.schedule import GPIPE, ZERO_BUBBLE
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, sums
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import encoder_frames
@@ -191,6 +191,20 @@ class LlmStage(Stage):
 
     vocabulary: VocabularySlice | None = None
     """The part of the vocabulary that embedding and head have; None if they are whole."""
+    gradients_with_loss: bool = True
+    """Whether a whole head's gradients are computed with the loss: where a microbatch's backward is next."""
+    compiles_loss: bool = False
+    """Whether torch compiles what a whole head's loss does with logits."""
+
+    @property
+    def holds_weight_gradient(self) -> bool:
+        """Whether the gradient of the head's weight is held from a microbatch's loss until its backward."""
+        return (
+            self.is_last
+            and self.gradients_with_loss
+            and self.vocabulary is None
+            and self.model.decoder.output_weight.requires_grad
+        )
 
     def _end_modules(self) -> Sequence[str]:
         if not self.is_last:
@@ -250,7 +264,10 @@ class LlmStage(Stage):
         decoder = self.model.decoder
         hidden = decoder.norm(x)
         targets, weight, cut = end.targets, decoder.output_weight, self.vocabulary
-        loss_sum = token_loss(hidden, targets, weight) if cut is None else sliced_token_loss(hidden, targets, weight, cut)
+        if cut is None:
+            loss_sum = token_loss(hidden, targets, weight, at_once=self.gradients_with_loss, compiled=self.compiles_loss)
+        else:
+            loss_sum = sliced_token_loss(hidden, targets, weight, cut)
         loss = StepLoss(loss_sum=loss_sum, target_weight=end.target_weight)
         has_behind = self.model.generator_projector is not None
         return Output(rows=self.model.conditions(hidden, end.image_rows) if has_behind else None, loss=loss)
@@ -347,6 +364,9 @@ def build_stages(
             stage.slices.shard(stage.layers, is_first=stage.is_first, is_last=stage.is_last)
             if isinstance(stage, LlmStage):
                 stage.vocabulary = cut_vocabulary(stage.model.decoder, slices)
+        if isinstance(stage, LlmStage):
+            stage.gradients_with_loss = topology.schedule != GPIPE and GENERATOR not in topology.units
+            stage.compiles_loss = unit.compile
         stages.append(stage)
     if stages[0].is_first and stages[-1].is_last and stages[-1].is_tied:
         stages[-1].model.decoder.embed = stages[0].model.decoder.embed
@@ -355,4 +375,6 @@ def build_stages(
         stage.hold_frozen(dtype)
         if topology.schedule == ZERO_BUBBLE:
             stage.defer_weight_gradients()
+        if unit.compile:
+            stage.compile_layers()
     return stages

@@ -268,6 +268,7 @@ class PipelineTopology(BaseModel):
             "checkpointing",
             "fp32_residual_connection",
             "shard_weights",
+            "compile",
         )
         for option in options:
             yield f"{option} units", self.execution.of_units(option), planned.of_units(option)

@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from headrace.trainer.models.decoder import Decoder
-from headrace.trainer.models.loss import MAX_LOGITS, Targets
+from headrace.trainer.models.loss import MAX_LOGITS, Targets, add_product, targets_at_a_time
 from headrace.trainer.pipeline.slice_collectives import gather, reduce, sum_parts
 from headrace.trainer.pipeline.tensor_parallel import slice_of
 
@@ -86,7 +86,7 @@ def sliced_token_loss(
         return torch.zeros((), device=hidden.device)
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
-    chunk = max(1, max_logits // output_weight.shape[0])
+    chunk = targets_at_a_time(len(output_weight), max_logits)
     loss: Tensor = _SlicedCrossEntropy.apply(hidden[targets.rows], targets, output_weight, vocabulary, chunk, dtype)  # type: ignore[no-untyped-call]
     return loss
 
@@ -138,5 +138,5 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             of_logits = of_logits.mul_(y.gradients(gradient)).to(ctx.dtype)
             of_x.copy_(of_logits @ cast)
             if of_weight is not None:
-                of_weight += of_logits.T @ x
+                add_product(of_weight, of_logits.T, x)
         return reduce(of_hidden, ctx.vocabulary.group).to(hidden.dtype), None, of_weight, None, None, None
