@@ -206,7 +206,7 @@ def fetch_cpu_torch() -> str:
     if any(WHEELS.glob("torch-*+cpu-*.whl")):
         return "CPU wheel is here"
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    (pin,) = (needed for needed in project["optional-dependencies"]["trainer"] if needed.startswith("torch=="))
+    (pin,) = (needed for needed in project["optional-dependencies"]["trainer"] if needed.startswith("torch>="))
     pip = [sys.executable, "-m", "pip", "--quiet"]
     report = json.loads(
         run([*pip, "install", "--dry-run", "--ignore-installed", "--no-deps", "--report=-", pin], timeout_s=BUILD_S)

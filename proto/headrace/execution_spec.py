@@ -176,8 +176,8 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
             )
         if size.compile and (size.tp > 1 or schedule == ZERO_BUBBLE):
             raise ValueError(
-                f"unit {unit!r} has compile true, but its layers' matrix products are not torch's own with tp {size.tp} and "
-                f"{schedule!r}: take compile false, or tp 1 and another schedule than {ZERO_BUBBLE!r}"
+                f"unit {unit!r} has compile true, tp {size.tp} and schedule {schedule!r}, but layers in slices, and those under "
+                f"{ZERO_BUBBLE!r}, are not compiled: take compile false, or tp 1 and another schedule"
             )
         if size.frozen and size.frozen_layers:
             raise ValueError(

@@ -151,6 +151,16 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
             "take away its frozen or its frozen_layers",
         ),
         (
+            {"units": {"llm": {"compile": True, "tp": 2}}},
+            "topology: unit 'llm' has compile true, tp 2 and schedule '1f1b', but layers in slices, and those under "
+            "'zero-bubble', are not compiled: take compile false, or tp 1 and another schedule",
+        ),
+        (
+            {"schedule": "zero-bubble", "units": {"llm": {"compile": True}}},
+            "topology: unit 'llm' has compile true, tp 1 and schedule 'zero-bubble', but layers in slices, and those under "
+            "'zero-bubble', are not compiled: take compile false, or tp 1 and another schedule",
+        ),
+        (
             {"schedule": "zigzag", "units": {"llm": {}}},
             "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager, zero-bubble",
         ),
@@ -271,7 +281,14 @@ def test_a_topology_that_fits_passes() -> None:
             {"encoder": {"tp": 2}, "llm": {}},
             {},
             3,
-            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers or "
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers, compile or "
+            "fp32_residual_connection, name 'vision' and 'audio' in its place",
+        ),
+        (
+            {"encoder": {"compile": True}, "llm": {}},
+            {},
+            2,
+            "unit 'encoder' holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers, compile or "
             "fp32_residual_connection, name 'vision' and 'audio' in its place",
         ),
         (

@@ -326,11 +326,11 @@ class PipelineTopology(BaseModel):
         size = self.units[ENCODER]
         if {"vision", "audio"} & set(self.units):
             raise UserError(f"unit {ENCODER!r} is vision and audio together: name either it or the two")
-        of_layers = size.checkpointing or size.frozen_layers or not size.fp32_residual_connection
+        of_layers = size.checkpointing or size.frozen_layers or not size.fp32_residual_connection or size.compile
         if self.num_parts(ENCODER) > 1 or size.tp > 1 or of_layers:
             raise UserError(
-                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers or "
-                "fp32_residual_connection, name 'vision' and 'audio' in its place"
+                f"unit {ENCODER!r} holds several encoders, whole: for pp, tp, chunks, checkpointing, frozen_layers, "
+                "compile or fp32_residual_connection, name 'vision' and 'audio' in its place"
             )
 
     def _sizes(self) -> str:
