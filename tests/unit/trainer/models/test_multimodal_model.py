@@ -8,12 +8,10 @@ from torch.nn import functional
 
 from headrace.errors import HeadraceError, UserError
 from headrace.model_shape import MODEL_SHAPES
-from headrace.sample import LABEL_IGNORED
 from headrace.source_spec import SourceSpec
 from headrace.spec import AudioSpec, ImageSpec, JobSpec, parse_spec
 from headrace.trainer.loading.collate import collate
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.multimodal import MultimodalModel, build_model
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
@@ -106,66 +104,6 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token(make_row, make_batch, m
     ids = torch.tensor(row["input_ids"]).long()
     expected = functional.cross_entropy(logits[2:5], ids[3:6], reduction="sum")
     torch.testing.assert_close(model(packed).loss_sum, expected, **CLOSE)
-
-
-@pytest.mark.parametrize("max_logits", [1, 64 * 3, 64 * 1000])
-def test_chunks_of_logits_change_neither_loss_nor_gradient(max_logits):
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(10, 8, generator=generator, requires_grad=True)
-    weight = torch.randn(64, 8, generator=generator, requires_grad=True)
-    labels = torch.randint(0, 64, (10,), generator=generator)
-    labels[[0, 4, 9]] = LABEL_IGNORED
-    expected = functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
-    wanted = torch.autograd.grad(expected, (hidden, weight))
-    loss = token_loss(hidden, Targets.of(labels), weight, max_logits=max_logits)
-    torch.testing.assert_close(loss, expected, **CLOSE)
-    for gradient, want in zip(torch.autograd.grad(loss, (hidden, weight)), wanted, strict=True):
-        torch.testing.assert_close(gradient, want, **CLOSE)
-
-
-@pytest.mark.parametrize("pieces", [1, 16, 128])
-def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_number_of_pieces(pieces):
-    """Its rounding is that of one product; summed up in bfloat16 over 128 pieces it would be five times as large."""
-    generator = torch.Generator().manual_seed(0)
-    tokens, width, vocab = 512, 64, 128
-    hidden, table = torch.randn(tokens, width, generator=generator), 0.05 * torch.randn(vocab, width, generator=generator)
-    labels = torch.randint(0, vocab, (tokens,), generator=generator)
-
-    def gradients(max_logits, dtype):
-        x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
-        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-            loss = token_loss(x, Targets.of(labels), weight, max_logits=max_logits)
-        return torch.autograd.grad(loss, (x, weight))
-
-    rounded = gradients(vocab * tokens // pieces, torch.bfloat16)
-    for gradient, exact in zip(rounded, gradients(vocab * tokens, torch.float32), strict=True):
-        assert gradient.dtype == torch.float32
-        assert (gradient - exact).norm() / exact.norm() < 3.5e-3
-
-
-def test_a_loss_in_pieces_does_not_take_the_weight_from_a_later_one():
-    """Autocast keeps casts for all that is in it; one that was made without a graph would have no gradient to give."""
-    hidden, weight = torch.randn(8, 4), torch.randn(16, 4, requires_grad=True)
-    labels = torch.zeros(8, dtype=torch.int64)
-    with torch.autocast("cpu", torch.bfloat16):
-        token_loss(hidden, Targets.of(labels), weight, max_logits=16)
-        whole = token_loss(hidden, Targets.of(labels), weight)
-    assert torch.autograd.grad(whole, weight)[0].norm() > 0
-
-
-def bytes_kept_for_backward(num_tokens, vocab, max_logits):
-    hidden, weight = torch.randn(num_tokens, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        token_loss(hidden, Targets.of(torch.zeros(num_tokens, dtype=torch.int64)), weight, max_logits=max_logits)
-    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
-    return sum(storages.values())
-
-
-def test_logits_beyond_the_bound_are_not_kept_for_the_backward_pass():
-    """Of 64 x 512 float32 logits, all are kept or none: then only the weight and the hidden states remain."""
-    assert bytes_kept_for_backward(64, 512, max_logits=64 * 512) >= 64 * 512 * 4
-    assert bytes_kept_for_backward(64, 512, max_logits=4 * 512) < 64 * 512 * 4 / 8
 
 
 def test_text_alone_leaves_the_encoders_without_gradient(make_row, make_batch, make_model):

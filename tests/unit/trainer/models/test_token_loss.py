@@ -12,6 +12,7 @@ from torch.nn import functional
 from headrace.sample import LABEL_IGNORED
 from headrace.trainer.models import loss as loss_module
 from headrace.trainer.models.loss import Targets, token_loss
+from headrace.trainer.pipeline.live_bytes import LiveBytes
 
 VOCAB, WIDTH, LENGTH = 64, 8, 10
 
@@ -86,6 +87,48 @@ def test_a_model_that_is_nearly_sure_learns_what_is_left_to_learn_in_half_precis
     probability = weight.detach().softmax(0)[5, 0]
     assert weight.grad[5, 0] == pytest.approx(float(probability) - 1, rel=0.01)
     assert weight.grad.sum() == pytest.approx(0, abs=1e-5)
+
+
+@pytest.mark.parametrize("pieces", [1, 16, 128])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_number_of_pieces(pieces: int, at_once: bool) -> None:
+    """Its rounding is that of one product; summed up in bfloat16 over 128 pieces it would be five times as large."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, table = torch.randn(512, 64, generator=generator), 0.05 * torch.randn(128, 64, generator=generator)
+    targets = Targets.of(torch.randint(0, 128, (512,), generator=generator))
+
+    def gradients(max_logits: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
+        with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
+            loss = token_loss(x, targets, weight, max_logits=max_logits, at_once=at_once)
+        return torch.autograd.grad(loss, (x, weight))
+
+    rounded = gradients(128 * 512 // pieces, torch.bfloat16)
+    for gradient, exact in zip(rounded, gradients(128 * 512, torch.float32), strict=True):
+        assert gradient.dtype == torch.float32
+        assert (gradient - exact).norm() / exact.norm() < 3.5e-3
+
+
+def test_a_loss_does_not_take_the_weight_from_a_later_one() -> None:
+    """Autocast keeps casts for all that is in it; one that was made without a graph would have no gradient to give."""
+    hidden, weight = torch.randn(8, 4), torch.randn(16, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        token_loss(hidden, Targets.of(torch.zeros(8, dtype=torch.int64)), weight)
+        later = functional.linear(hidden, weight).sum()
+    assert torch.autograd.grad(later, weight)[0].norm() > 0
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_few_logits_are_there_at_a_time_and_none_wait_for_the_backward(at_once: bool) -> None:
+    num_targets, vocab, few = 64, 512, 4
+    hidden, weight = torch.randn(num_targets, 4, requires_grad=True), torch.randn(vocab, 4, requires_grad=True)
+    with LiveBytes() as meter:
+        loss = token_loss(hidden, Targets.of(torch.arange(num_targets)), weight, max_logits=few * vocab, at_once=at_once)
+        held = meter.now
+        loss.backward()
+    states, of_logits, of_weight = hidden.nbytes, 4 * few * vocab, weight.nbytes
+    assert held <= 8 * states + at_once * of_weight
+    assert meter.most <= 8 * states + 2 * of_weight + 4 * of_logits < 4 * num_targets * vocab
 
 
 def test_gradients_that_were_computed_at_once_are_used_once(head: tuple[Tensor, Tensor], labels: Tensor) -> None:
