@@ -114,13 +114,15 @@ class Cluster:
 @pytest.fixture(scope="session", autouse=True)
 def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Services and trainers are forks of a process that has imported what they import, which takes them seconds each. Those with
-    variables of the environment that are read at an import are started as ever."""
+    variables of the environment that are read at an import are started as ever, as are all of a test that sets a PYTHONPATH."""
     nurseries: list[Nursery] = []
     start_command = processes.start_command
     read_late = processes.torchrun_environments(1, 1)[0].keys()
+    path = os.environ.get("PYTHONPATH")
 
     def fork(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Any:
-        if any(name not in read_late and not name.startswith("HEADRACE_") for name in environment):
+        is_late = all(name in read_late or name.startswith("HEADRACE_") for name in environment)
+        if not is_late or os.environ.get("PYTHONPATH") != path:
             return start_command(arguments, log, environment)
         if not nurseries:
             nurseries.append(Nursery("tests.nursery.commands", tmp_path_factory.mktemp("nursery") / "nursery.log"))

@@ -23,7 +23,7 @@ from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
 from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model
-from tests.verify.cases import CLIPPING, Case, frozen_in
+from tests.verify.cases import CLIPPING, HALF_RESIDUAL, Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
 
 MICROBATCHES, SAMPLES, STEPS = 4, 18, 2
@@ -48,7 +48,10 @@ class Tolerance:
 TOLERANCES = {
     "float32": Tolerance(result=1e-5, gradient=1e-5, weight=1e-5, noise=1e-3 * LEARNING_RATE),
     "bfloat16": Tolerance(result=2e-2, gradient=0.15, weight=1e-5, noise=STEPS * LEARNING_RATE),
+    HALF_RESIDUAL: Tolerance(result=2e-2, gradient=0.3, weight=1e-5, noise=STEPS * LEARNING_RATE),
 }
+"""By precision. The one process keeps its residual stream in float32: beside it the gradient of a norm's bias was off by 0.24
+where the pipeline's stream is in bfloat16, and by 0.05 where it is not."""
 ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",), "generator": ("embed", "time")}
 """The modules in front of a unit's layers."""
 
@@ -77,7 +80,7 @@ def differences(
         transport=transport,
     )
     whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype)
-    return compare(processes.run(order), *whole, TOLERANCES[case.dtype])
+    return compare(processes.run(order), *whole, TOLERANCES[case.precision])
 
 
 def compare(
