@@ -211,7 +211,7 @@ def _resume(cluster: Cluster, port: int, far_step: int) -> Section:
         rpc.await_reorder_service(cluster.endpoint, timeout_s=30.0)
         cluster.mend()
         loader = trainer.connect(cluster.endpoint, job=job)
-        loader.load_state_dict(state | {"step": step})
+        loader.load_state_dict(state | {"step": step, "content": 0})  # unknown, as the ledger is made up
         began_s = time.perf_counter()
         with loader:
             microbatches = iter(next(iter(loader)))
