@@ -211,16 +211,17 @@ def test_a_node_without_a_place_ends_when_it_is_to_leave(calm, spec) -> None:
     ("fields", "words"),
     [
         ({"spec": NodesSpec(num_nodes=5)}, "another specification than the first node"),
-        ({"generation": 3}, "follows generation 3 of job .* start the node again"),
+        ({"generation": 99}, "follows generation 99 of job .* start the node again"),
         ({"address": ""}, "needs a name and HOST:PORT"),
         ({"job": "nobody's"}, 'no job "nobody\'s" here'),
-        ({"process": 1}, "process 1 of node 'b', of which each has 1"),
+        ({"process": 1}, "process 1 of node 'e', of which each has 1"),
     ],
 )
 def test_a_node_that_does_not_fit_is_told_why(calm, spec, join: Join, fields: dict[str, Any], words: str) -> None:
     job = calm.submit(spec("misfits", steps=1))
-    join(calm.endpoint, job, "a")
-    member = MembershipClient(calm.endpoint, NodeHello(**({"job": job, "node": "b", "address": "x:1", "spec": SPEC} | fields)))
+    members = [join(calm.endpoint, job, name) for name in "abcd"]
+    members[0].wait(0, TIMEOUT_S)
+    member = MembershipClient(calm.endpoint, NodeHello(**({"job": job, "node": "e", "address": "x:1", "spec": SPEC} | fields)))
     member.open()
     with pytest.raises(UserError, match=words):
         member.wait(0, TIMEOUT_S)
