@@ -152,7 +152,7 @@ def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> Answer
 
 
 def _use_one_loop() -> None:
-    """Make known a backend of gloo whose groups share the thread that moves their bytes, and wakes up a hundred times a second."""
+    """Make known a gloo whose groups share the thread that moves their bytes: each one's wakes up a hundred times a second."""
     device = ProcessGroupGloo.create_device(hostname="127.0.0.1")
 
     def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
