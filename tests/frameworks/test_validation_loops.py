@@ -117,7 +117,7 @@ def test_the_trainer_of_hugging_face_evaluates_every_set_of_the_job(sets: Sets, 
         assert found["eval_long_samples_per_second"] * found["eval_long_runtime"] == pytest.approx(SIZES["long"], rel=0.05)
     logged = [(entry["step"], entry[name]) for entry in training.state.log_history for name in expected if name in entry]
     assert sorted({step for step, _ in logged}) == [2, STEPS]
-    assert logged[0][1] - logged[len(names)][1] > 0.1, "it has learnt meanwhile"
+    assert logged[0][1] - logged[len(names)][1] > 0.01, "it has learnt meanwhile"
     assert sets.trains_as_without(job)
 
 
