@@ -37,6 +37,15 @@ def main() -> None:
             accelerator.print(f"step {step.index} loss {loss_mean:.6f}", flush=True)
             if (step.index + 1) % options.every == 0:
                 accelerator.save_state(str(options.checkpoints))
+        model.eval()
+        for name in loader.spec.validation:
+            sums = torch.zeros(2, device=accelerator.device)
+            with torch.no_grad():
+                for data in headrace.evaluate(accelerator, loader, name):
+                    loss = model(**packed_inputs(data, loader.vocabulary), num_items_in_batch=1).loss
+                    sums += torch.stack([loss, loss.new_tensor(data.target_weight)])
+            loss_sum, targets = accelerator.reduce(sums, "sum").tolist()
+            accelerator.print(f"{name} loss {loss_sum / targets:.6f}", flush=True)
     accelerator.end_training()
 
 

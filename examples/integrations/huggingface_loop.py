@@ -22,6 +22,10 @@ class PrintedLosses(TrainerCallback):
         if "loss" in logs and state.is_world_process_zero:
             print(f"step {state.global_step - 1} loss {logs['loss']:.6f}", flush=True)
 
+    def on_evaluate(self, args, state, control, metrics, **_) -> None:
+        if state.is_world_process_zero:
+            print(*(f"{name} {value:.6f}" for name, value in metrics.items() if name.endswith("_loss")), flush=True)
+
 
 def main() -> None:
     """Train until the job's last step is committed."""
@@ -46,6 +50,8 @@ def main() -> None:
         training = HeadraceTrainer(model=small_llama(loader), args=args, loader=loader, callbacks=[PrintedLosses()])
         options.checkpoints.mkdir(parents=True, exist_ok=True)
         training.train(resume_from_checkpoint=get_last_checkpoint(str(options.checkpoints)))
+        if loader.spec.validation:
+            training.evaluate()
 
 
 if __name__ == "__main__":

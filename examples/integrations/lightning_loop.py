@@ -25,6 +25,7 @@ class Llama(LightningModule):
         super().__init__()
         self.model = small_llama(loader)
         self.loss_mean = 0.0
+        self.sets = list(loader.spec.validation)
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         """The loss of one microbatch."""
@@ -40,6 +41,18 @@ class Llama(LightningModule):
             if self.trainer.is_global_zero:
                 print(f"step {self.trainer.global_step - 1} loss {loss:.6f}", flush=True)
             self.loss_mean = 0.0
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log the mean loss of one microbatch, which counts by its targets in that of its set."""
+        targets = batch.pop("target_weight")
+        loss = self.model(**batch, num_items_in_batch=max(targets, 1.0)).loss
+        self.log(f"{self.sets[dataloader_idx]}_loss", loss, batch_size=targets, sync_dist=True, add_dataloader_idx=False)
+
+    def on_validation_end(self) -> None:
+        """Print the loss of each set, over all ranks."""
+        if self.trainer.is_global_zero and not self.trainer.sanity_checking:
+            for name in self.sets:
+                print(f"{name} loss {self.trainer.callback_metrics[f'{name}_loss']:.6f}", flush=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW at a constant rate."""
@@ -68,7 +81,8 @@ def main() -> None:
             enable_progress_bar=False,
         )
         last = options.checkpoints / "last.ckpt"
-        training.fit(Llama(loader), train_dataloaders=batches, ckpt_path=last if last.exists() else None)
+        sets = [batches.validation(name) for name in loader.spec.validation]
+        training.fit(Llama(loader), batches, val_dataloaders=sets, ckpt_path=last if last.exists() else None)
 
 
 if __name__ == "__main__":

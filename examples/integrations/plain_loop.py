@@ -7,9 +7,22 @@ from __future__ import annotations
 
 import torch
 from settings import arguments, small_llama
+from transformers import LlamaForCausalLM
 
 from headrace import trainer
 from headrace.trainer.integrations.model_inputs import packed_inputs
+
+
+def evaluate(model: LlamaForCausalLM, loader: trainer.StepLoader, name: str) -> float:
+    """Return the mean loss over the targets of a validation set."""
+    loss_sum = targets = 0.0
+    with torch.no_grad():
+        for step in loader.evaluate(name):
+            for microbatch in step:
+                inputs = packed_inputs(microbatch.data, loader.vocabulary)
+                loss_sum += model(**inputs, num_items_in_batch=1).loss.item()
+                targets += microbatch.data.target_weight
+    return loss_sum / targets
 
 
 def main() -> None:
@@ -29,6 +42,8 @@ def main() -> None:
             optimizer.zero_grad()
             loader.commit(step, loss=loss_mean)
             print(f"step {step.index} loss {loss_mean:.6f}", flush=True)
+        for name in loader.spec.validation:
+            print(f"{name} loss {evaluate(model, loader, name):.6f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ killed on their way and gone on from the library's own checkpoint, with the ledg
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -33,6 +34,7 @@ SHAPE = {
     "text": {"max_tokens": 512},
 }
 LOSS = re.compile(r"(?:.* )?step:? +(\d+) +loss:? +([\d.]+)")
+VALIDATED = re.compile(r"(?:eval_)?(few|more)[_ ]loss (\d+\.\d+)")
 Loop = Callable[..., subprocess.Popen[str]]
 
 
@@ -144,3 +146,25 @@ def test_two_ranks_have_the_losses_of_one_and_one_goes_on_from_their_checkpoint(
     assert expected == pytest.approx(before | after, rel=1e-4)
     assert ledger_sha256(calm.ledger(job)) == ledger_sha256(calm.ledger(alone))
     assert main(["audit", job, "--endpoint", calm.endpoint, "--format", "json"]) == 0, capsys.readouterr().out
+
+
+def test_two_ranks_evaluate_the_sets_of_a_job_as_one_does(calm: Any, spec: Any, loop: Loop, tmp_path: Path) -> None:
+    """Behind the last step, as the pages say. Of the last global batch of a set, some microbatches have no sample."""
+    needs("accelerate")
+    for name, size in {"few": 5, "more": 10}.items():
+        texts = [json.dumps({"text": f"{name} number {number} " * (1 + number % 4)}) for number in range(size)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(texts))
+    sets = {name: {"sources": [{"path": str(tmp_path / f"{name}.jsonl")}]} for name in ("few", "more")}
+
+    def evaluated(script: str, ranks: int) -> dict[str, float]:
+        topology = {"replicas": ranks, "microbatches": 2 // ranks}
+        job = calm.submit(spec(f"{script}-sets", topology=topology, validation=sets, **SHAPE))
+        output, _ = loop(script, job, ranks=ranks, microbatches=2 // ranks).communicate()
+        found = {name: float(loss) for name, loss in VALIDATED.findall(output)}
+        assert found, (tmp_path / f"{job}.log").read_text()[-4000:]
+        return found
+
+    expected = evaluated("plain_loop", ranks=1)
+    assert expected.keys() == sets.keys()
+    for script in ("huggingface_loop", "accelerate_loop", "lightning_loop"):
+        assert evaluated(script, ranks=2) == pytest.approx(expected, rel=1e-4), script

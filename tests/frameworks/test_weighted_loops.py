@@ -23,14 +23,15 @@ WEIGHTS = (0.25, 1.0, 3.0)
 
 @pytest.fixture
 def submit(calm: Any, spec: Any, tmp_path: Path) -> Any:
-    """Submits a job by its name: one step of chats whose answers have weights."""
+    """Submits a job by its name: one step of chats whose answers have weights, which are a validation set, too."""
     lines = []
     for number in range(8):
         answer = {"role": "assistant", "content": f"It is {number} times {number}.", "weight": WEIGHTS[number % 3]}
         lines.append(json.dumps({"messages": [{"role": "user", "content": f"What is {number * number}?"}, answer]}))
     (tmp_path / "chats.jsonl").write_text("\n".join(lines))
     source = {"path": str(tmp_path / "chats.jsonl"), "mapping": {"weights": True}}
-    shape = {"sources": [source], "steps": 1, "global_batch": 8, "text": {"max_tokens": 256}}
+    sets = {"chats": {"sources": [source]}}
+    shape = {"sources": [source], "validation": sets, "steps": 1, "global_batch": 8, "text": {"max_tokens": 256}}
     return lambda name: calm.submit(spec(name, topology={"replicas": 1, "microbatches": MICROBATCHES}, **shape))
 
 
@@ -68,6 +69,7 @@ def test_the_trainer_of_hugging_face_takes_the_weighted_mean(calm: Any, submit: 
     )
     with trainer.connect(calm.endpoint, job=submit("weighted-huggingface"), equal_microbatches=True) as loader:
         training = HeadraceTrainer(model=model, args=args, loader=loader)
+        assert training.evaluate()["eval_loss"] == pytest.approx(total / weight, rel=1e-4)
         training.train()
     found = [entry["loss"] for entry in training.state.log_history if "loss" in entry]
     assert found == [pytest.approx(total / weight, rel=1e-4)]
@@ -93,10 +95,11 @@ def test_masks_of_megatron_make_the_weighted_mean(calm: Any, submit: Any) -> Non
         parallel_state.initialize_model_parallel()
         for padded in (False, True):
             batches = MegatronBatches(calm.endpoint, job=submit(f"weighted-megatron-{padded}"), padded=padded)
-            got = [next(batches) for _ in range(MICROBATCHES)]
-            assert got[0]["loss_mask"].shape == got[0]["labels"].shape
-            sums = torch.stack([masked_loss(batch["loss_mask"], batch["labels"])[2]["lm loss"] for batch in got]).sum(0)
-            assert float(sums[0] / sums[1]) == pytest.approx(total / weight, rel=1e-5)
+            trained = [next(batches) for _ in range(MICROBATCHES)]
+            assert trained[0]["loss_mask"].shape == trained[0]["labels"].shape
+            for got in (trained, batches.evaluate("chats")):
+                sums = torch.stack([masked_loss(batch["loss_mask"], batch["labels"])[2]["lm loss"] for batch in got]).sum(0)
+                assert float(sums[0] / sums[1]) == pytest.approx(total / weight, rel=1e-5)
             batches.close()
     finally:
         parallel_state.destroy_model_parallel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from headrace.errors import ConflictError
 from headrace.ledger import ledger_sha256
 from headrace.sample import LABEL_IGNORED
 from headrace.trainer.integrations.dynamic_batches import DynamicBatches
+from headrace.trainer.integrations.model_inputs import packed_inputs
 from headrace.trainer.integrations.step_stream import StepStream
+from headrace.trainer.integrations.validation_batches import ValidationBatches
 
 pytestmark = [
     pytest.mark.integration,
@@ -65,8 +68,26 @@ def test_a_step_is_committed_neither_before_it_is_consumed_nor_in_place_of_a_loo
         assert stream.state_dict()["step"] == 0, "it is not said that the step is applied"
         with pytest.raises(ConflictError, match="step 0 is not committed"):
             stream.next_step()
+        with pytest.raises(ConflictError, match="step 0 is not committed, and an evaluation of 'web'"):
+            next(stream.evaluate("web"))
         stream.commit()
         assert stream.state_dict()["step"] == 1
+
+
+def test_batches_of_a_validation_set_come_between_steps_and_each_iteration_is_a_pass(calm: Any, spec: Any, tmp_path: Any) -> None:
+    (tmp_path / "web.jsonl").write_text("\n".join(json.dumps({"text": "word " * number}) for number in range(1, 22)))
+    sets = {"web": {"sources": [{"path": str(tmp_path / "web.jsonl")}]}}
+    job = calm.submit(spec("validated", steps=1, validation=sets))
+    with trainer.connect(calm.endpoint, job=job) as loader:
+        stream = StepStream(loader, commits_when_asked=True)
+        batches = ValidationBatches(stream, "web", lambda microbatch: packed_inputs(microbatch.data, loader.vocabulary))
+        list(stream.next_step() or ())
+        next(iter(batches))  # a pass that is broken off
+        assert len(calm.ledger(job)) == 1, "the step is committed before"
+        for _ in range(2):
+            found = [(int((batch["labels"] != LABEL_IGNORED).sum()), batch["target_weight"]) for batch in batches]
+            assert all(targets == weight for targets, weight in found)
+            assert batches.num_samples == 21
 
 
 def test_a_state_of_another_job_or_library_is_refused_with_both_names(spec: Any) -> None:

@@ -43,6 +43,16 @@ def microbatches(accelerator: Accelerator, model: nn.Module, step: Step) -> Iter
             yield microbatch.data.to(accelerator.device)
 
 
+def evaluate(accelerator: Accelerator, loader: StepLoader, name: str) -> Iterator[PackedMicrobatch]:
+    """Yield this process's microbatches of one pass over a validation set (`StepLoader.evaluate`), on the accelerator's device.
+
+    The loss of the set is the sum of their losses over the sum of their `target_weight`, both over all processes.
+    """
+    for step in loader.evaluate(name):
+        for microbatch in step:
+            yield microbatch.data.to(accelerator.device)
+
+
 def loss_scale(accelerator: Accelerator, step: Step) -> float:
     """Return the factor of a microbatch's summed loss: gradients, which are averaged over processes, become those of the mean
     over the targets of the whole global batch."""

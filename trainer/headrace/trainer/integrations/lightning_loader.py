@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from headrace.errors import UserError
 from headrace.trainer.integrations.model_inputs import packed_inputs
 from headrace.trainer.integrations.step_stream import StepStream
+from headrace.trainer.integrations.validation_batches import ValidationBatches
 from headrace.trainer.loading.step_loader import StepLoader
 from headrace.trainer.loading.steps import Microbatch
 
@@ -53,6 +54,13 @@ class HeadraceBatches(Callback):
             for microbatch in step:
                 yield {**self._inputs(microbatch), "loss_scale": scale}
 
+    def validation(self, name: str) -> ValidationBatches:
+        """Return the batches of a validation set of the job (`ValidationBatches`), for `val_dataloaders` or `validate`.
+
+        Logged with `batch_size=target_weight`, the mean losses of batches become that of all targets of the set.
+        """
+        return _ValidationBatches(self._stream, name, self._inputs)
+
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
             self._stream.commit()
@@ -62,3 +70,10 @@ class HeadraceBatches(Callback):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._stream.load_state_dict(state_dict)
+
+
+class _ValidationBatches(ValidationBatches):
+    def __len__(self) -> int:
+        """With a length, Lightning does not fetch a batch ahead, for which a step whose last batch is not used yet would be
+        committed."""
+        return _NO_END

@@ -20,7 +20,7 @@ from headrace.trainer.integrations.model_inputs import with_tokens
 from headrace.trainer.integrations.same_samples import same_samples
 from headrace.trainer.integrations.step_stream import StepStream
 from headrace.trainer.loading.connecting import connect
-from headrace.trainer.loading.steps import Microbatch
+from headrace.trainer.loading.steps import Microbatch, Step
 
 
 class MegatronBatches(Iterator[dict[str, Any]]):
@@ -52,13 +52,21 @@ class MegatronBatches(Iterator[dict[str, Any]]):
                 raise StopIteration
             self._microbatches = iter(step)
             microbatch = next(self._microbatches)
-        return self._batch(microbatch)
+        assert self._stream.step is not None, "this is a microbatch of it"
+        return self._batch(self._stream.step, microbatch)
 
-    def _batch(self, microbatch: Microbatch) -> dict[str, Any]:
+    def evaluate(self, name: str) -> Iterator[dict[str, Any]]:
+        """Yield the microbatches of one pass over a validation set of the job (`StepLoader.evaluate`), in every process.
+
+        A step of the training that was applied is committed before.
+        """
+        for step in self._stream.evaluate(name):
+            for microbatch in step:
+                yield self._batch(step, microbatch)
+
+    def _batch(self, step: Step, microbatch: Microbatch) -> dict[str, Any]:
         """Return the arguments of a model. Weights of targets are in the mask, times what makes their mean over the step 1, as
         Megatron divides by the number of targets."""
-        step = self._stream.step
-        assert step is not None, "this is a microbatch of it"
         data = with_tokens(microbatch.data, self._stream.loader.vocabulary)
         if self._padded:
             rows = data.padded()

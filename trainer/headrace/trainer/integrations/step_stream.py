@@ -28,13 +28,24 @@ class StepStream:
 
     def next_step(self) -> Step | None:
         """Return the next step, None behind the last one. Raises ConflictError where the last one is not committed."""
-        if self.step is not None and not self._commits_when_asked:
-            raise ConflictError(f"step {self.step.index} is not committed, and the next one was asked for: commit comes before")
-        self.commit()
+        self._end_step("the next one")
         if self._steps is None:
             self._steps = iter(self.loader)
         self.step = next(self._steps, None)
         return self.step
+
+    def evaluate(self, name: str) -> Iterator[Step]:
+        """Yield the steps of one pass over a validation set of the job, as `StepLoader.evaluate` does.
+
+        Raises ConflictError where the step that was handed out last is not committed.
+        """
+        self._end_step(f"an evaluation of {name!r}")
+        yield from self.loader.evaluate(name)
+
+    def _end_step(self, wanted: str) -> None:
+        if self.step is not None and not self._commits_when_asked:
+            raise ConflictError(f"step {self.step.index} is not committed, and {wanted} was asked for: commit comes before")
+        self.commit()
 
     def commit(self, *, loss: float = math.nan) -> None:
         """Commit the step that was handed out last, as it is applied. Nothing is done where it is committed, or there is none.

@@ -55,6 +55,14 @@ class HeadraceDataLoader(BaseDataLoader):
         while (step := self._stream.next_step()) is not None:
             yield from map(self._batch, step)
 
+    def evaluate(self, name: str) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        """Yield the batches of one pass over a validation set of the job (`StepLoader.evaluate`), for a validator of one's own.
+
+        A step of the training that was applied is committed before.
+        """
+        for step in self._stream.evaluate(name):
+            yield from map(self._batch, step)
+
     def _batch(self, microbatch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
         spec, data = self._stream.loader.spec, with_tokens(microbatch.data, self._stream.loader.vocabulary)
         if self._padded:
