@@ -73,6 +73,7 @@ IN_STEP = {
     Place.VOTING: [1],
     Place.UPDATE: [1],
     Place.UPDATED: [1],
+    Place.COMPARE: [1],
 }
 """Places of a step that every node comes to, and how often it is struck there."""
 

@@ -28,6 +28,8 @@ class Place(StrEnum):
     UPDATE = "update"
     """It knows the outcome."""
     UPDATED = "updated"
+    COMPARE = "compare"
+    """Its weights with those of the other nodes that have them."""
     COMMIT = "commit"
     COMMITTED = "committed"
     CONNECT = "connect"
@@ -62,6 +64,8 @@ class Kind(StrEnum):
     """It lives, but its connections to other nodes end: what has come over them just now counts as lost."""
     CUT = "disconnect"
     """It lives, but its connections to other nodes end, and nobody says why."""
+    DRIFT = "change a weight"
+    """A bit of the first weight of its memory is another one from then on."""
     LEAVE = "leave"
     """SIGTERM: the node ends at the end of a step."""
 

@@ -99,7 +99,7 @@ class Run:
         self.folder.mkdir()
         (self.folder / "case").write_text(f"{case}\n")
         nodes: dict[str, Any] = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
-        nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node}
+        nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node, "optimizer": {"check_replicas_every": 1}}
         if case.adapted:
             (self.folder / "config.json").write_text(json.dumps(QWEN))
             nodes["model"] = {"llm": str(self.folder)}

@@ -46,6 +46,7 @@ class Strikes:
         self._layout: Layout | None = None
         """The last one: afterwards it may have another rank, among those that save what they have."""
         self._mesh: Mesh | None = None
+        self._training: Training | None = None
         self._generation = self._rank = 0
         self._step = -1
         self._counts = [0] * len(faults)
@@ -58,9 +59,9 @@ class Strikes:
             self._events = (self._folder / f"{self._node}.{os.environ.get('LOCAL_RANK', '0')}.events").open("a", buffering=1)
         self._events.write(json.dumps({"pid": os.getpid(), **event}) + "\n")
 
-    def prepares(self, layout: Layout, mesh: Mesh) -> None:
+    def prepares(self, training: Training, layout: Layout, mesh: Mesh) -> None:
         """A recovery, or the beginning."""
-        self._layout, self._mesh = layout, mesh
+        self._training, self._layout, self._mesh = training, layout, mesh
         self._step, self._counts = -1, [0] * len(self._faults)
         self._generation, self._rank = layout.generation, layout.rank
 
@@ -126,6 +127,10 @@ class Strikes:
                 assert self._mesh is not None
                 self._mesh.cut()
                 self._mesh._cut_s = self._mesh._pipelines_cut_s = math.inf  # it does not know of it
+            case Kind.DRIFT:
+                assert self._training is not None
+                weight = next(iter(self._training._held[0].parameters.values()))
+                weight.detach().view(torch.int32).flatten()[0] ^= 1
             case Kind.LEAVE:  # of several processes, the one that has started them is told
                 os.kill(os.getppid() if "LOCAL_RANK" in os.environ else os.getpid(), signal.SIGTERM)
             case Kind.HOLD:
@@ -169,6 +174,7 @@ def install(strikes: Strikes) -> None:
     before(RecoverableStep, "vote", Place.VOTE)
     before(node_training, "apply", Place.UPDATE)
     behind(node_training, "apply", Place.UPDATED)
+    before(RecoverableStep, "check_replicas", Place.COMPARE)
     before(Mesh, "connect", Place.CONNECT)
     before(Mesh, "group", Place.GROUPS)
     before(Mesh, "barrier", Place.BARRIER)
@@ -210,7 +216,7 @@ def install(strikes: Strikes) -> None:
         return run(mesh, lengths, transfers, reaching)
 
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
-        strikes.prepares(layout, mesh)
+        strikes.prepares(self, layout, mesh)
         phases = run(self, layout, mesh)
         waits = sum(thread.name == "wait" for thread in threading.enumerate())
         abandoned = waits - (mesh._waiter is not None)
