@@ -30,6 +30,8 @@ class Place(StrEnum):
     UPDATED = "updated"
     COMPARE = "compare"
     """Its weights with those of the other nodes that have them."""
+    EVALUATE = "evaluate"
+    """A step of an evaluation that follows the step."""
     COMMIT = "commit"
     COMMITTED = "committed"
     CONNECT = "connect"

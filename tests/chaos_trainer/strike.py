@@ -25,6 +25,7 @@ from headrace.trainer.recovery import recoverable_step as recovery_step
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.recovery.node_evaluation import NodeEvaluations
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
 from headrace.trainer.recovery.recoverable_step import RecoverableStep
@@ -79,6 +80,11 @@ class Strikes:
         assert self._layout is not None
         portions = feed.routes.portions(self._layout.place.unit, self._layout.place.replica)
         self.tell(computes=[sample for portion in portions for sample in portion.samples], step=self._step)
+
+    def evaluated(self, loss: float) -> None:
+        """The validation set, to the end."""
+        assert self._training is not None
+        self.tell(evaluated_after=self._training.next_step, loss=loss)
 
     def reach(self, place: Place, step: int | None = None) -> None:
         """This node is at a place. step: where it is not that of the last attempt."""
@@ -175,6 +181,7 @@ def install(strikes: Strikes) -> None:
     before(node_training, "apply", Place.UPDATE)
     behind(node_training, "apply", Place.UPDATED)
     before(RecoverableStep, "check_replicas", Place.COMPARE)
+    before(RecoverableStep, "evaluate", Place.EVALUATE)
     before(Mesh, "connect", Place.CONNECT)
     before(Mesh, "group", Place.GROUPS)
     before(Mesh, "barrier", Place.BARRIER)
@@ -229,9 +236,16 @@ def install(strikes: Strikes) -> None:
         return str(run(self, mesh, generation))
 
     def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan, prepare: Prepare) -> Any:
-        strikes.begins(plan.step)
-        reach(Place.BEGIN)
+        assert loader._layout is not None
+        if not loader._layout.evaluates:
+            strikes.begins(plan.step)
+            reach(Place.BEGIN)
         return run(loader, plan, prepare)
+
+    def evaluate(run: Any, evaluations: NodeEvaluations, *arguments: Any) -> tuple[float, float]:
+        loss_sum, targets = run(evaluations, *arguments)
+        strikes.evaluated(loss_sum / targets)
+        return loss_sum, targets
 
     def compute(run: Any, step: RecoverableStep, share: Any, numbers: Any, feed: StepFeed) -> Any:
         strikes.computes(feed)
@@ -257,6 +271,7 @@ def install(strikes: Strikes) -> None:
     _wrap(Training, "prepare", prepare)
     _wrap(Training, "rescue", rescue)
     _wrap(NodeLoader, "begin", begin)
+    _wrap(NodeEvaluations, "_evaluate", evaluate)
     _wrap(MembershipClient, "_take", take)
     _wrap(NodeLoader, "commit_for_all", commit_for_all)
     _wrap(node_training, "log_step", log_step)

@@ -30,6 +30,8 @@ SLOW_SELECTION = [
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "leave rank 0 at forward 1 of step 2",
     "kill llm 0 of pipeline 0 at compare 1 of step 2",
+    "kill rank 0 at evaluate 2 of step 1",
+    "kill encoder 0 of pipeline 1 at evaluate 2 of step 1",
     "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
     "kill rank 0 at save 1 of generation 1",
