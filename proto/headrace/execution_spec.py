@@ -21,6 +21,10 @@ class UnitExecution(SpecSection):
     """Number of data-parallel replicas. None: as many as the LLM, which has `topology.replicas`."""
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
+    tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
+    """In how many pieces the slices exchange a microbatch's rows in front of and behind their matrices, each while another is
+    computed with. A piece is a smaller product, so few are best: 2 or 4 where a microbatch has thousands of rows. 1: only
+    gradients of weights are computed meanwhile. Plans do not know it."""
     frozen: bool = False
     """Whether the unit's weights are frozen."""
     frozen_layers: Annotated[int, Field(ge=0, le=limits.MAX_LAYERS)] = 0
@@ -178,6 +182,11 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
             raise ValueError(
                 f"unit {unit!r} has compile true, tp {size.tp} and schedule {schedule!r}, but layers in slices, and those under "
                 f"{ZERO_BUBBLE!r}, are not compiled: take compile false, or tp 1 and another schedule"
+            )
+        if size.tp_overlap > 1 and (size.tp == 1 or schedule == ZERO_BUBBLE):
+            raise ValueError(
+                f"unit {unit!r} has tp_overlap {size.tp_overlap}, tp {size.tp} and schedule {schedule!r}, but only slices "
+                f"exchange rows, and under {ZERO_BUBBLE!r} all at once: take tp_overlap 1, or tp 2 or more and another schedule"
             )
         if size.frozen and size.frozen_layers:
             raise ValueError(

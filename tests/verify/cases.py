@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from headrace.schedule import ZERO_BUBBLE
 from headrace.spec import STRATEGIES
 from headrace.trainer.pipeline.topology import ENCODER
 
@@ -42,6 +43,7 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "tp 1 to 2": {"llm": {"tp": 2}},
     "tp 2 to 1, 2 replicas": {"encoder": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
     "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
+    "tp 2 in pieces": {"encoder": {"tp": 2, "tp_overlap": 2}, "llm": {"tp": 2, "pp": 2, "tp_overlap": 3}},
 }
 """`encoder`: of each one; `generator`: where there is one."""
 _WHOLLY: dict[str, bool | int] = {"frozen": True, "frozen_projector": True}
@@ -122,11 +124,13 @@ class Case:
 
     @property
     def can_run(self) -> bool:
-        """Whether MOST_PROCESSES reach, no unit is cut or has single layers frozen that has to be whole, and something learns."""
+        """Whether MOST_PROCESSES reach, something learns, and units that have to be whole, or to send whole rows, do."""
         cut = self.schedule == "interleaved" or bool({"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys())
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
-        return self.num_processes <= MOST_PROCESSES and not (cut and "encoder" in self.units) and learns
+        in_pieces = "tp_overlap" in DEGREES[self.degrees].get("llm", {})
+        fits = not (cut and "encoder" in self.units) and not (in_pieces and self.schedule == ZERO_BUBBLE)
+        return self.num_processes <= MOST_PROCESSES and fits and learns
 
     @property
     def num_processes(self) -> int:

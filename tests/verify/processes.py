@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
@@ -43,7 +45,7 @@ from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
 CASES_OF_A_GROUP = 40
-"""After so many cases groups are made anew: each that lives on has threads of gloo's that wake up a hundred times a second."""
+"""After so many cases groups are made anew: each that lives on has threads of its own."""
 SEED = 1
 MAY_WAIT = {
     "pipeline/pipeline_step.py:PipelineStep._sum": "loss and number of targets of the global batch",
@@ -149,15 +151,28 @@ def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> Answer
     raise RuntimeError(f"rank {rank} does not answer within {TIMEOUT_S:g} s")
 
 
+def _use_one_loop() -> None:
+    """Make known a gloo whose groups share the thread that moves their bytes: each one's wakes up a hundred times a second."""
+    device = ProcessGroupGloo.create_device(hostname="127.0.0.1")
+
+    def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> ProcessGroupGloo:
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices, options._timeout = [device], timeout
+        return ProcessGroupGloo(store, rank, size, options)
+
+    dist.Backend.register_backend("one_loop", make, devices=["cpu"])
+
+
 def _serve(rank: int, count: int, store: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    _use_one_loop()
     while True:
         number, order = pipe.recv()
         if number % CASES_OF_A_GROUP == 0:
             if number:
                 dist.destroy_process_group()
             made = _Made()
-            dist.init_process_group("gloo", init_method=f"file://{store}-{number}", rank=rank, world_size=count)
+            dist.init_process_group("one_loop", init_method=f"file://{store}-{number}", rank=rank, world_size=count)
         try:
             pipe.send((number, _run(rank, order, made)))
         except Exception:

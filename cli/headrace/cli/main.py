@@ -26,6 +26,7 @@ COMMANDS = {
     "export": ("run.export", "write the weights of a checkpoint as a folder that transformers loads"),
     "job": ("watch.job", "submit jobs, list, show and change them"),
     "top": ("watch.top", "watch a running service: rates, waits, and what holds the jobs up"),
+    "scale": ("scale.scale", "run as many preprocessors as the trainers of a service can take from"),
     "audit": ("watch.audit", "prove from a job's ledger that every sample was consumed once, or show what is wrong"),
     "replay": ("watch.replay", "take one sample of a job through its preprocessing again, and show every piece"),
     "inspect": ("inspect.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),

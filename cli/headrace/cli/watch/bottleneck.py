@@ -32,6 +32,8 @@ class Finding:
 
     sentence: str
     remedy: str = ""
+    more_preprocessors: bool = False
+    """Whether more preprocessors are a remedy."""
 
     def __str__(self) -> str:
         return f"{self.sentence}: {self.remedy}" if self.remedy else self.sentence
@@ -172,21 +174,23 @@ def _why_all_is_well(wait: float, stages: Stages) -> Finding:
 
 
 def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Finding:
-    def because(why: str, remedy: str) -> Finding:
-        return Finding(sentence=f"trainers wait {wait:.0%} of their time for data: {why}", remedy=remedy)
+    def because(why: str, remedy: str, *, more: bool = False) -> Finding:
+        sentence = f"trainers wait {wait:.0%} of their time for data: {why}"
+        return Finding(sentence=sentence, remedy=remedy, more_preprocessors=more)
 
     spec = json.loads(status.spec_json)
     window = min(spec["window"], status.num_steps - status.committed_steps) if status.num_steps else spec["window"]
     idle = stages.decoders - stages.decoding
     if stages.decoding >= BUSY * stages.decoders:
         busy = f"decoding {_decimal(stages.decoding)} of {_decimal(stages.decoders)}, stores {stages.fill:.0%} full"
-        return because(f"preprocessors decode as fast as they can ({busy})", "add preprocessors")
+        return because(f"preprocessors decode as fast as they can ({busy})", "add preprocessors", more=True)
     if stages.fill >= FULL:
         full = f"the stores are {stages.fill:.0%} full of what is needed later"
-        return because(full, "raise the preprocessors' --budget-mib, or add preprocessors")
+        return because(full, "raise the preprocessors' --budget-mib, or add preprocessors", more=True)
     if stages.starved >= idle / 2:
         parts = f"parts wait to be read while decoders idle (decoding {_decimal(stages.decoding)} of {_decimal(stages.decoders)})"
-        return because(f"reading is the slowest stage, {parts}", "give preprocessors a --cache, or faster storage")
+        remedy = "give preprocessors a --cache, or faster storage, or add preprocessors"
+        return because(f"reading is the slowest stage, {parts}", remedy, more=True)
     if 0 < status.num_steps <= status.committed_steps + status.planned_steps:
         return because(f"the last {_count(window, 'step')} of the job are planned", "nothing is left to order")
     next_bytes = status.planned_bytes * (1 + 1 / max(1, status.planned_steps))
@@ -194,14 +198,16 @@ def _why_trainers_wait(wait: float, status: JobStatus, stages: Stages) -> Findin
         sizes = f"{status.planned_bytes / 2**30:.1f} of {status.window_bytes / 2**30:.1f} GiB planned"
         if spec["window_bytes"] is None:
             return because(
-                f"the stores hold no further step ({sizes})", "raise the preprocessors' --budget-mib, or add preprocessors"
+                f"the stores hold no further step ({sizes})",
+                "raise the preprocessors' --budget-mib, or add preprocessors",
+                more=True,
             )
         return because(
             f"the window is full ({sizes})", "submit with more `window_bytes`, if the preprocessors' stores hold so much"
         )
     if stages.planned_steps < window / 2:
         planned = f"only {stages.planned_steps:.0f} of the window's {_count(window, 'step')} planned"
-        return because(f"{planned}, probing and planning are the slowest part", "add preprocessors, which probe too")
+        return because(f"{planned}, probing and planning are the slowest part", "add preprocessors, which probe too", more=True)
     ordered = "too little" if round(stages.waiting + stages.decoding) else "nothing"
     small = f"the slots are free and {ordered} is ordered, the window ({_count(spec['window'], 'step')}) is too small"
     return because(small, "submit with a larger `window`; where that is no help, the network to the trainers is too slow")

@@ -29,16 +29,17 @@ class DecodingRate:
 
 @dataclass(slots=True)
 class Looks:
-    """The latest looks at a job. They reach back SPAN_S, further while no step was committed since, but not beyond MAX_SPAN_S."""
+    """The latest looks at a job, back to `span_s` ago, further while no step was committed since, but not beyond MAX_SPAN_S."""
 
     held: list[Look] = field(default_factory=list)
+    span_s: float = SPAN_S
 
     def add(self, look: Look) -> None:
         """Add a look. If it is at another job, term or generation, whose counters start anew, the earlier looks are dropped."""
         if self.held and _life(self.held[-1].status) != _life(look.status):
             self.held.clear()
         self.held.append(look)
-        while len(self.held) > 2 and _reaches_back(self.held[1], look):
+        while len(self.held) > 2 and _reaches_back(self.held[1], look, self.span_s):
             del self.held[0]
 
 
@@ -90,10 +91,10 @@ def _life(status: JobStatus) -> tuple[str, int, int]:
     return status.job, status.term, status.generation
 
 
-def _reaches_back(look: Look, last: Look) -> bool:
+def _reaches_back(look: Look, last: Look, span_s: float) -> bool:
     """Whether this look is old enough for the looks before it to be dropped."""
     age_s = last.at_s - look.at_s
-    return age_s >= MAX_SPAN_S or (age_s >= SPAN_S and look.status.committed_steps < last.status.committed_steps)
+    return age_s >= MAX_SPAN_S or (age_s >= span_s and look.status.committed_steps < last.status.committed_steps)
 
 
 def _rate(looks: Sequence[Look], before: int, now: int) -> float:

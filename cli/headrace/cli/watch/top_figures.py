@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headrace.cli.watch.bottleneck import bottleneck
+from headrace.cli.scale.load import load_of
+from headrace.cli.scale.scaling_policy import needed
+from headrace.cli.watch.bottleneck import WAITS, bottleneck
 from headrace.cli.watch.rates import Look, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.jobs_client import state_name
 from headrace.snapshot import NOBODY
@@ -17,12 +19,14 @@ from headrace.v1.membership_pb2 import Recovered, Snapshot
 def figures(jobs: Sequence[Sequence[Look]]) -> dict[str, Any]:
     """Return the figures of a service from the looks at each of its jobs: seconds, bytes, shares of 1; null if not known yet.
 
-    The service and its preprocessors are those of the last job's status, and null and empty without a job.
+    The service and its preprocessors are those of the last job's status, and null and empty without a job. How many preprocessors
+    are needed is of the present alone; `headrace scale` has its limits and its patience beside it.
     """
     service, preprocessors = None, []
     if jobs:
         status = jobs[-1][-1].status
-        service = {"leader": status.leader, "term": status.term, "up_s": status.up_s}
+        needed_now = needed(load_of(jobs), WAITS).wanted if status.preprocessors else None
+        service = {"leader": status.leader, "term": status.term, "up_s": status.up_s, "preprocessors_needed": needed_now}
         preprocessors = _preprocessors(jobs[-1])
     return {"service": service, "jobs": [_job(looks) for looks in jobs], "preprocessors": preprocessors}
 

@@ -61,6 +61,8 @@ def _service(figures: dict[str, Any]) -> Text:
     if service is None:
         return Text("connected")
     members = f"{count} preprocessor{'' if count == 1 else 's'}"
+    if service["preprocessors_needed"] not in (None, count):
+        members += f", {service['preprocessors_needed']} would do now"
     return Text.assemble((service["leader"], "bold"), f" leads in term {service['term']}, for {span(service['up_s'])}; {members}")
 
 

@@ -156,7 +156,7 @@ SITUATIONS = {
     "reading": (
         status(wait=0.34, preprocessors=READING),
         WAIT + "reading is the slowest stage, parts wait to be read while decoders idle (decoding 0 of 4): "
-        "give preprocessors a --cache, or faster storage",
+        "give preprocessors a --cache, or faster storage, or add preprocessors",
     ),
     "nothing ordered": (
         status(wait=0.34, preprocessors=IDLE),

@@ -150,10 +150,10 @@ def test_the_json_form() -> None:
     before, now = status(), status(committed_steps=45, committed_samples=720, data_wait_s=3.5, step_s=12.0)
     seen = figures([[Look(at_s=0.0, status=before), Look(at_s=2.0, status=now)]])
     assert json.loads(json.dumps(seen)) == seen
-    assert seen["service"] == {"leader": "10.0.0.1:7070", "term": 2, "up_s": 8040.0}
+    assert seen["service"] == {"leader": "10.0.0.1:7070", "term": 2, "up_s": 8040.0, "preprocessors_needed": 2}
     [job] = seen["jobs"]
     assert (job["samples_per_s"], job["steps_per_s"], job["data_wait_fraction"]) == (32.0, 2.0, pytest.approx(0.05))
-    assert set(job["bottleneck"]) == {"sentence", "remedy"}
+    assert set(job["bottleneck"]) == {"sentence", "remedy", "more_preprocessors"}
     assert job["ranks"][0] == {"rank": 0, "next_step": 41, "data_wait_s": 0.1, "data_wait_fraction": 0.25}
     assert job["sources"][0]["samples_share"] == pytest.approx(452 / 656)
     assert seen["preprocessors"][0]["slots"] == 34

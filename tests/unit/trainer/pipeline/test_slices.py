@@ -24,6 +24,7 @@ from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.rotary import rotation
 from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, reduce, split_rows, sum_to_share
+from headrace.trainer.pipeline.slice_rows import SliceRows
 from headrace.trainer.pipeline.tensor_parallel import Slices, cut_dimension, slice_of
 from headrace.trainer.pipeline.vocabulary_parallel import cut_vocabulary, sliced_token_loss
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
@@ -32,6 +33,9 @@ SLICES = 3
 TIMEOUT_S = 60.0  # of a wait for each other
 ROWS = (1, 2, 3, 7, 9)
 """Fewer than slices, a multiple of them, and neither."""
+PIECES = {1: ROWS, 2: (4, 7, 12), 3: (9, 10, 19)}
+"""Numbers of pieces, and of rows: too few for these, as many as they hold, and such that the last pieces are all padding."""
+EXCHANGES = [(pieces, rows) for pieces, numbers in PIECES.items() for rows in numbers]
 WIDTH, VOCAB, TARGETS = 12, 10, 5
 SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
 
@@ -56,10 +60,13 @@ def compute(rank: int, folder: Path) -> None:
     group = dist.group.WORLD
     assert group is not None
     answer = {
-        **{f"rows {rows}": exchanged(rank, rows, group) for rows in ROWS},
-        **{f"layers {rows}": of_layers(layers(), rows, [Slices(group)]) for rows in ROWS},
-        **{f"stages {rows}": of_layers(layers(), rows, [Slices(group), Slices(group)]) for rows in ROWS},
-        **{kind: of_kind(kind, [Slices(group)]) for kind in TOLERANCE},
+        **{f"rows {rows} in {pieces}": exchanged(rank, SliceRows(rows, group, pieces)) for pieces, rows in EXCHANGES},
+        **{f"layers {rows} in {pieces}": of_layers(layers(), rows, [Slices(group, pieces)]) for pieces, rows in EXCHANGES},
+        **{
+            f"stages {rows} in {pieces}": of_layers(layers(), rows, [Slices(group, pieces), Slices(group, pieces)])
+            for pieces, rows in EXCHANGES
+        },
+        **{f"{kind} in {pieces}": of_kind(kind, [Slices(group, pieces)]) for kind in TOLERANCE for pieces in PIECES},
         **{f"vocabulary {chunk}": of_vocabulary(chunk, group) for chunk in (1, TARGETS)},
         "no target": of_nothing(group),
         "bfloat16": of_half_precision(group),
@@ -68,73 +75,90 @@ def compute(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def test_shares_are_consecutive_rows_filled_up_with_zeros(run: Run) -> None:
-    for rows in ROWS:
-        shares = torch.cat([answer[f"rows {rows}"]["split"] for answer in run])
-        assert len(shares) == -(-rows // SLICES) * SLICES
-        assert torch.equal(shares[:rows], numbered(rows))
-        assert not shares[rows:].any()
-
-
-def test_gathered_and_joined_rows_are_the_whole_again(run: Run) -> None:
-    for rows in ROWS:
-        for answer in run:
-            assert torch.equal(answer[f"rows {rows}"]["gathered"], numbered(rows))
-            assert torch.equal(answer[f"rows {rows}"]["joined"], numbered(rows))
-
-
-def test_a_gradient_of_gathered_rows_is_summed_over_the_slices_and_one_of_joined_rows_is_not(run: Run) -> None:
-    for rows in ROWS:
-        for (
-            answer
-        ) in run:  # slice r weighs row t with (r + 1)(t + 1) where rows are gathered, all with t + 1 where they are joined
-            weights = torch.arange(1.0, rows + 1)[:, None].expand(rows, WIDTH)
-            assert torch.equal(answer[f"rows {rows}"]["of gathered"], sum(range(1, SLICES + 1)) * weights)
-            assert torch.equal(answer[f"rows {rows}"]["of joined"], weights)
-
-
-def test_a_sum_is_shared_and_its_gradient_gathered(run: Run) -> None:
-    for rows in ROWS:
-        shares = torch.cat([answer[f"rows {rows}"]["summed"] for answer in run])
-        assert torch.equal(shares[:rows], sum(range(1, SLICES + 1)) * numbered(rows))
-        for answer in run:
-            owners = torch.arange(rows).div(-(-rows // SLICES), rounding_mode="floor") + 1.0
-            assert torch.equal(answer[f"rows {rows}"]["of summed"], owners[:, None].expand(rows, WIDTH))
-
-
 @pytest.mark.parametrize("rows", ROWS)
+def test_shares_of_one_piece_are_consecutive_rows_filled_up_with_zeros(run: Run, rows: int) -> None:
+    shares = torch.cat([answer[f"rows {rows} in 1"]["split"] for answer in run])
+    assert len(shares) == -(-rows // SLICES) * SLICES
+    assert torch.equal(shares[:rows], numbered(rows))
+    assert not shares[rows:].any()
+
+
+def test_each_piece_is_dealt_in_blocks_so_that_its_rows_are_consecutive(run: Run) -> None:
+    first, second, third = (answer["rows 12 in 2"]["split"] for answer in run)
+    dealt = torch.cat([first[:2], second[:2], third[:2], first[2:], second[2:], third[2:]])
+    assert torch.equal(dealt, numbered(12))
+    assert len(run[0]["rows 10 in 3"]["split"]) == 6, "blocks of two rows: the second piece has padding, the third nothing else"
+
+
+@pytest.mark.parametrize(("pieces", "rows"), EXCHANGES)
+def test_gathered_and_joined_rows_are_the_whole_again(run: Run, pieces: int, rows: int) -> None:
+    for answer in run:
+        found = answer[f"rows {rows} in {pieces}"]
+        assert torch.equal(found["gathered"], numbered(rows))
+        assert torch.equal(found["joined"], numbered(rows))
+
+
+@pytest.mark.parametrize(("pieces", "rows"), EXCHANGES)
+def test_a_gradient_of_gathered_rows_is_summed_over_the_slices_and_one_of_joined_rows_is_not(
+    run: Run, pieces: int, rows: int
+) -> None:
+    """Slice r weighs row t with (r + 1)(t + 1) where rows are gathered, all with t + 1 where they are joined."""
+    for answer in run:
+        found = answer[f"rows {rows} in {pieces}"]
+        weights = torch.arange(1.0, rows + 1)[:, None].expand(rows, WIDTH)
+        assert torch.equal(found["of gathered"], sum(range(1, SLICES + 1)) * weights)
+        assert torch.equal(found["of joined"], weights)
+
+
+@pytest.mark.parametrize(("pieces", "rows"), EXCHANGES)
+def test_a_sum_is_shared_and_its_gradient_gathered(run: Run, pieces: int, rows: int) -> None:
+    """Slice r weighs its share with r + 1, so that the gradient of a row says who has it."""
+    owners = torch.zeros(rows)
+    for rank, answer in enumerate(run):
+        found = answer[f"rows {rows} in {pieces}"]
+        split = found["split"][:, 0]
+        mine = ((split[split > 0] - 1) / WIDTH).long()
+        assert torch.equal(found["summed"][split > 0], sum(range(1, SLICES + 1)) * numbered(rows)[mine])
+        owners[mine] = rank + 1.0
+    for answer in run:
+        assert torch.equal(answer[f"rows {rows} in {pieces}"]["of summed"], owners[:, None].expand(rows, WIDTH))
+
+
+@pytest.mark.parametrize(("pieces", "rows"), EXCHANGES)
 @pytest.mark.parametrize("what", ["layers", "stages"])
-def test_layers_in_slices_compute_the_whole(run: Run, what: str, rows: int) -> None:
+def test_layers_in_slices_compute_the_whole(run: Run, what: str, pieces: int, rows: int) -> None:
     """In one stage, and in one stage each, which send each other a slice's share of the rows."""
     whole = of_layers(layers(), rows, [])
     del whole["sent"]
     for rank, answer in enumerate(run):
-        found = answer[f"{what} {rows}"]
-        assert found["sent"].shape == (-(-rows // SLICES), WIDTH)
+        found = answer[f"{what} {rows} in {pieces}"]
+        assert found["sent"].shape == answer[f"rows {rows} in {pieces}"]["split"].shape
         for name, tensor in whole.items():
             dimension = cut_dimension(name)
             expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
             torch.testing.assert_close(found[name], expected, rtol=0, atol=5e-5 * max(1.0, float(tensor.abs().max())))
 
 
+@pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("kind", TOLERANCE)
-def test_layers_of_any_kind_in_slices_compute_the_whole(run: Run, kind: str) -> None:
+def test_layers_of_any_kind_in_slices_compute_the_whole(run: Run, kind: str, pieces: int) -> None:
     whole = of_kind(kind, [])
     del whole["sent"]
     for rank, answer in enumerate(run):
+        found = answer[f"{kind} in {pieces}"]
         for name, tensor in whole.items():
-            if name not in answer[kind]:
+            if name not in found:
                 assert rank > 0, "only the first slice adds these"
                 assert name.endswith(".out.bias"), name
                 continue
             dimension = cut_dimension(name)
             expected = tensor if dimension is None else tensor.tensor_split(SLICES, dimension)[rank]
-            assert (answer[kind][name] - expected).norm() <= TOLERANCE[kind] * tensor.norm(), name
+            assert (found[name] - expected).norm() <= TOLERANCE[kind] * tensor.norm(), name
 
 
 def test_frozen_layers_have_no_gradients_and_pass_on_those_of_their_rows(run: Run) -> None:
     for answer in run:
-        assert set(answer["frozen"]) == {"output", "x", "sent"}
+        assert set(answer["frozen in 1"]) == {"output", "x", "sent"}
 
 
 @pytest.mark.parametrize("chunk", [1, TARGETS])
@@ -167,18 +191,18 @@ def numbered(rows: int) -> Tensor:
     return torch.arange(1.0, rows * WIDTH + 1).view(rows, WIDTH)
 
 
-def exchanged(rank: int, rows: int, group: dist.ProcessGroup) -> dict[str, Tensor]:
+def exchanged(rank: int, rows: SliceRows) -> dict[str, Tensor]:
     """Every collective on numbered rows, and the gradient that comes of its weighted sum."""
-    weights = torch.arange(1.0, rows + 1)[:, None]
-    whole = numbered(rows).requires_grad_()
-    share = split_rows(whole, group)
-    gathered = gather_rows(share, rows, group)
+    weights = torch.arange(1.0, rows.num_rows + 1)[:, None]
+    whole = numbered(rows.num_rows).requires_grad_()
+    share = split_rows(whole, rows)
+    gathered = gather_rows(share, rows)
     (gathered * weights * (rank + 1)).sum().backward()
     of_gathered, whole.grad = whole.grad, None
-    joined = join_rows(split_rows(whole, group), rows, group)
+    joined = join_rows(split_rows(whole, rows), rows)
     (joined * weights).sum().backward()
     of_joined, whole.grad = whole.grad, None
-    summed = sum_to_share((rank + 1) * whole, group)
+    summed = sum_to_share((rank + 1) * whole, rows)
     (summed * (rank + 1)).sum().backward()
     assert whole.grad is not None
     values = {"split": share, "gathered": gathered, "joined": joined, "summed": summed}

@@ -161,6 +161,16 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
             "'zero-bubble', are not compiled: take compile false, or tp 1 and another schedule",
         ),
         (
+            {"units": {"llm": {"tp_overlap": 2}}},
+            "topology: unit 'llm' has tp_overlap 2, tp 1 and schedule '1f1b', but only slices exchange rows, and under "
+            "'zero-bubble' all at once: take tp_overlap 1, or tp 2 or more and another schedule",
+        ),
+        (
+            {"schedule": "zero-bubble", "units": {"llm": {"tp": 2, "tp_overlap": 2}}},
+            "topology: unit 'llm' has tp_overlap 2, tp 2 and schedule 'zero-bubble', but only slices exchange rows, and under "
+            "'zero-bubble' all at once: take tp_overlap 1, or tp 2 or more and another schedule",
+        ),
+        (
             {"schedule": "zigzag", "units": {"llm": {}}},
             "topology: no schedule 'zigzag'; there are 1f1b, interleaved, gpipe, eager, zero-bubble",
         ),

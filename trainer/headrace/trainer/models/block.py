@@ -30,19 +30,19 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
         """Attend inside each of the segments; `rotation` has the angles of the tokens in x."""
         x = cast_once(x)
-        return self.attend(self.query(x), self.key(x), self.value(x), rotation, segments)
+        output: Tensor = self.out(self.mix(self.query(x), self.key(x), self.value(x), rotation, segments))
+        return output
 
     @property
     def entries(self) -> Sequence[nn.Linear]:
-        """The matrices that take x, whose products `attend` takes."""
+        """The matrices that take x, whose products `mix` takes."""
         return self.query, self.key, self.value
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-        """Do what `forward` does behind the products of `entries`, each (T, its heads * head_dim)."""
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """Return what `out` takes, (T, heads * head_dim), from the products of `entries`, each (T, its heads * head_dim)."""
         q, k, v = (product.unflatten(-1, (-1, self.head_dim)) for product in (q, k, v))  # type: ignore[no-untyped-call]
         mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
-        output: Tensor = self.out(mixed.flatten(1))
-        return output
+        return mixed.flatten(1)
 
 
 class Mlp(nn.Module):
@@ -57,19 +57,18 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to each row."""
         x = cast_once(x)
-        return self.narrow(*[project(x) for project in self.entries])
+        output: Tensor = self.out(self.activate(*[project(x) for project in self.entries]))
+        return output
 
     @property
     def entries(self) -> Sequence[nn.Linear]:
-        """The matrices that take x, whose products `narrow` takes."""
+        """The matrices that take x, whose products `activate` takes."""
         return (self.up,) if self.gate is None else (self.gate, self.up)
 
-    def narrow(self, *products: Tensor) -> Tensor:
-        """Do what `forward` does behind the products of `entries`, each (T, mlp)."""
+    def activate(self, *products: Tensor) -> Tensor:
+        """Return what `out` takes, (T, mlp), from the products of `entries`, each (T, mlp)."""
         first, *others = products
-        inner = functional.silu(first) * others[0] if others else functional.gelu(first)
-        output: Tensor = self.out(inner)
-        return output
+        return functional.silu(first) * others[0] if others else functional.gelu(first)
 
 
 class Block(nn.Module):

@@ -1,8 +1,6 @@
 """Collectives among the tensor-parallel slices of a stage, as functions that autograd can go through.
 
-Between layers a slice has its share of the rows only (sequence parallelism, Korthikanti et al. 2022, section 4.2.2): of T rows
-in n slices, slice i has the S rows from i * S on, where S = ceil(T / n). Rows past T are padding: zeros when they are made, and
-dropped where the shares come together. In the shapes, ... is nothing, or the batch of one of layers of `transformers`.
+Between layers a slice has its share of the rows only; `SliceRows` says which, and what T, S and ... are in the shapes.
 """
 
 from __future__ import annotations
@@ -13,54 +11,53 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional
 
-_SUM = dist.ReduceScatterOptions()  # their default, made once
+from headrace.trainer.pipeline.slice_rows import SliceRows
 
 
-def gather_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of all slices, (..., T, W), from this slice's share (..., S, W). `num_rows`: T.
+def gather_rows(share: Tensor, rows: SliceRows) -> Tensor:
+    """Return the rows of all slices, (..., T, W), from this slice's share (..., S, W).
 
     The backward sums the gradients of all slices, and each gets the sum of its share (reduce-scatter).
     """
-    return _GatherRows.apply(share, num_rows, group)  # type: ignore[no-any-return]
+    return _GatherRows.apply(share, rows)  # type: ignore[no-any-return]
 
 
-def sum_to_share(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+def sum_to_share(part: Tensor, rows: SliceRows) -> Tensor:
     """Return this slice's share (..., S, W) of the sum of all slices' parts (..., T, W): a reduce-scatter.
 
     The backward gathers the gradients of all shares.
     """
-    return _SumToShare.apply(part, group)  # type: ignore[no-any-return]
+    return _SumToShare.apply(part, rows)  # type: ignore[no-any-return]
 
 
-def add_sum(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return `x + sum_to_share(part, group)` for x of (S, W), as one node of the graph."""
-    return _AddSum.apply(x, part, group)  # type: ignore[no-any-return]
+def add_sum(x: Tensor, part: Tensor, rows: SliceRows) -> Tensor:
+    """Return `x + sum_to_share(part, rows)` for x of (S, W), as one node of the graph."""
+    return _AddSum.apply(x, part, rows)  # type: ignore[no-any-return]
 
 
-def join_sum(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return `join_rows(add_sum(x, part, group), T, group)` for a part of (T, W), as one node of the graph.
+def join_sum(x: Tensor, part: Tensor, rows: SliceRows) -> Tensor:
+    """Return `join_rows(add_sum(x, part, rows), rows)` for a part of (T, W), as one node of the graph.
 
     Its backward sends nothing: the gradient of all rows, which every slice has, is that of its part.
     """
-    return _JoinSum.apply(x, part, group)  # type: ignore[no-any-return]
+    return _JoinSum.apply(x, part, rows)  # type: ignore[no-any-return]
 
 
-def split_rows(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+def split_rows(whole: Tensor, rows: SliceRows) -> Tensor:
     """Return this slice's share (..., S, W) of rows (..., T, W) that all slices have.
 
     The backward gathers the gradients of all shares: every slice gets the whole gradient.
     """
-    return _SplitRows.apply(whole, group)  # type: ignore[no-any-return]
+    return _SplitRows.apply(whole, rows)  # type: ignore[no-any-return]
 
 
-def join_rows(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-    """Return the rows of all slices, (..., T, W), with which every slice then computes the same. `num_rows`: T.
+def join_rows(share: Tensor, rows: SliceRows) -> Tensor:
+    """Return the rows of all slices, (..., T, W), with which every slice then computes the same.
 
     So the gradients of all slices are equal, and the backward takes this slice's share of its own.
     """
-    return _JoinRows.apply(share, num_rows, group)  # type: ignore[no-any-return]
+    return _JoinRows.apply(share, rows)  # type: ignore[no-any-return]
 
 
 def sum_parts(part: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -84,41 +81,9 @@ def gather(share: Tensor, group: dist.ProcessGroup) -> Tensor:
     return whole
 
 
-def gathered(share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-    """Return what `gather_rows` does, outside the graph."""
-    if share.dim() == 3:
-        return gathered(share[0], num_rows, group)[None]
-    whole = share.new_empty(len(share) * group.size(), share.shape[1])
-    group._allgather_base(whole, share.contiguous()).wait()
-    return whole if len(whole) == num_rows else whole[:num_rows]
-
-
-def summed(part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return what `sum_to_share` does, outside the graph."""
-    if part.dim() == 3:
-        return summed(part[0], group)[None]
-    if len(part) % group.size():
-        part = _padded(part, group)
-    share = part.new_empty(len(part) // group.size(), part.shape[1])
-    group._reduce_scatter_base(share, part.contiguous(), _SUM).wait()
-    return share
-
-
-def _added(x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-    share = summed(part, group)
+def added(x: Tensor, share: Tensor) -> Tensor:
+    """Return the sum of a residual stream and a share of a branch, which is overwritten where its dtype is the stream's."""
     return share.add_(x) if share.dtype == x.dtype else x + share
-
-
-def _own(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    whole = _padded(whole, group)
-    rows = whole.shape[-2] // group.size()
-    return whole.narrow(-2, group.rank() * rows, rows).clone()
-
-
-def _padded(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return rows (..., T, W) with zeros behind them, (..., n * S, W)."""
-    missing = -whole.shape[-2] % group.size()
-    return functional.pad(whole, (0, 0, 0, missing)) if missing else whole
 
 
 class PlainFunction(Function):
@@ -131,68 +96,68 @@ class PlainFunction(Function):
 
 class _GatherRows(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return gathered(share, num_rows, group)
+    def forward(ctx: Any, share: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows = rows
+        return rows.gather(share)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return summed(gradient, ctx.group), None, None
+        return ctx.rows.sum(gradient), None
 
 
 class _SumToShare(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.num_rows = group, part.shape[-2]
-        return summed(part, group)
+    def forward(ctx: Any, part: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows = rows
+        return rows.sum(part)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gathered(gradient, ctx.num_rows, ctx.group), None
+        return ctx.rows.gather(gradient), None
 
 
 class _AddSum(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.num_rows, ctx.dtype = group, len(part), part.dtype
-        return _added(x, part, group)
+    def forward(ctx: Any, x: Tensor, part: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows, ctx.dtype = rows, part.dtype
+        return added(x, rows.sum(part))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, gathered(gradient.to(ctx.dtype), ctx.num_rows, ctx.group), None
+        return gradient, ctx.rows.gather(gradient.to(ctx.dtype)), None
 
 
 class _JoinSum(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, part: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.dtype = group, part.dtype
-        return gathered(_added(x, part, group), len(part), group)
+    def forward(ctx: Any, x: Tensor, part: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows, ctx.dtype = rows, part.dtype
+        return rows.gather(added(x, rows.sum(part)))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _own(gradient, ctx.group), gradient.to(ctx.dtype), None
+        return ctx.rows.own(gradient), gradient.to(ctx.dtype), None
 
 
 class _SplitRows(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, ctx.num_rows = group, whole.shape[-2]
-        return _own(whole, group)
+    def forward(ctx: Any, whole: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows = rows
+        return rows.own(whole)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gathered(gradient, ctx.num_rows, ctx.group), None
+        return ctx.rows.gather(gradient), None
 
 
 class _JoinRows(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, share: Tensor, num_rows: int, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return gathered(share, num_rows, group)
+    def forward(ctx: Any, share: Tensor, rows: SliceRows) -> Tensor:
+        ctx.rows = rows
+        return rows.gather(share)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _own(gradient, ctx.group), None, None
+        return ctx.rows.own(gradient), None
 
 
 class _SumParts(PlainFunction):

@@ -360,7 +360,7 @@ def build_stages(
         stage.to_empty(device=device)
         initialise(stage.model, seed)
         if slices is not None:
-            stage.slices = Slices(slices)
+            stage.slices = Slices(slices, unit.tp_overlap)
             stage.slices.shard(stage.layers, is_first=stage.is_first, is_last=stage.is_last)
             if isinstance(stage, LlmStage):
                 stage.vocabulary = cut_vocabulary(stage.model.decoder, slices)

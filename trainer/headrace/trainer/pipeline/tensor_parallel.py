@@ -26,8 +26,9 @@ from headrace.errors import UserError
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import Block, cast_once
 from headrace.trainer.models.rotary import Rotation
-from headrace.trainer.pipeline.gathered_products import gathered_products
-from headrace.trainer.pipeline.slice_collectives import add_sum, gather_rows, join_rows, join_sum, split_rows, sum_to_share
+from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, join_sum, split_rows, sum_to_share
+from headrace.trainer.pipeline.slice_products import add_summed_product, gathered_products
+from headrace.trainer.pipeline.slice_rows import SliceRows
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 """Name endings of modules whose input goes to column-parallel matrices, in this repository's blocks and `transformers` layers.
@@ -50,11 +51,13 @@ _ATTENTIONS = ("self_attn", "attn")
 class Slices:
     """The slices of one stage, seen from one of them: which rows it has, and its sums with the others."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, pieces: int = 1) -> None:
+        """pieces: in how many the layers exchange a microbatch's rows, each while another is computed with; see `SliceRows`."""
         self.group = group
         self.partial: list[nn.Parameter] = []
         """Parameters whose gradients are parts of a sum over the slices, which is due once a step."""
-        self._num_rows = 0
+        self._pieces = pieces
+        self._rows = SliceRows(0, group)
         self._sends_shares = False
 
     def shard(self, layers: Sequence[nn.Module], *, is_first: bool = True, is_last: bool = True) -> None:
@@ -62,13 +65,15 @@ class Slices:
 
         Every process of the group must have the same whole weights; nothing is sent. The layers must be called as `with_rows`
         returns them. is_first, is_last: whether the unit has no layers in front of them, or behind them. Raises UserError for a
-        layer with a matrix of which it is not known how to cut it.
+        layer with a matrix of which it is not known how to cut it, and for one that cannot exchange its rows in pieces.
         """
         for layer in layers:
             _check_matrices(layer)
             self.partial += _row_wise(layer)
             _cut(layer, self.group.rank(), self.group.size())
         self._sends_shares = all(isinstance(layer, Block) for layer in layers)
+        if self._pieces > 1 and not self._sends_shares:
+            raise UserError("layers of transformers exchange all rows of a microbatch at once: set the unit's tp_overlap to 1")
         for index, layer in enumerate(layers):
             splits = index == 0 and (is_first or not self._sends_shares)
             joins = index == len(layers) - 1 and (is_last or not self._sends_shares)
@@ -79,20 +84,18 @@ class Slices:
 
     def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[..., Tensor]:
         """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
-        group = self.group
         attention, mlp = block.attention, block.mlp  # once, as torch looks up a module's attributes in Python
-        attention_norm, attention_entries = block.attention_norm, attention.entries
-        mlp_norm, mlp_entries = block.mlp_norm, mlp.entries
-        add_last = join_sum if joins else add_sum
+        attention_norm, attention_entries, attention_out = block.attention_norm, attention.entries, attention.out
+        mlp_norm, mlp_entries, mlp_out = block.mlp_norm, mlp.entries, mlp.out
 
         def forward(x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-            num_rows = self._num_rows
+            rows = self._rows
             if splits:
-                x = split_rows(x, group)
-            q, k, v = gathered_products(attention_norm(x), num_rows, attention_entries, group)
-            x = add_sum(x, attention.attend(q, k, v, rotation, segments), group)
-            products = gathered_products(mlp_norm(x), num_rows, mlp_entries, group)
-            return add_last(x, mlp.narrow(*products), group)
+                x = split_rows(x, rows)
+            q, k, v = gathered_products(attention_norm(x), rows, attention_entries)
+            x = add_summed_product(x, attention.mix(q, k, v, rotation, segments), rows, attention_out)
+            inner = mlp.activate(*gathered_products(mlp_norm(x), rows, mlp_entries))
+            return join_sum(x, mlp_out(inner), rows) if joins else add_summed_product(x, inner, rows, mlp_out)
 
         return forward
 
@@ -109,30 +112,31 @@ class Slices:
 
     def rows_between_stages(self, num_rows: int) -> int:
         """Return how many rows this slice sends another stage of a microbatch of `num_rows`, padding included."""
-        return -(-num_rows // self.group.size()) if self._sends_shares else num_rows
+        return SliceRows(num_rows, self.group, self._pieces).share if self._sends_shares else num_rows
 
     def with_rows(self, layer: nn.Module, num_rows: int) -> Callable[..., Tensor]:
         """Return a layer as a function for a microbatch of `num_rows` rows, which may also run again in its backward."""
         return partial(self._run, layer, num_rows)
 
     def _run(self, layer: nn.Module, num_rows: int, x: Tensor, *args: Any) -> Tensor:
-        self._num_rows = num_rows
+        if num_rows != self._rows.num_rows:
+            self._rows = SliceRows(num_rows, self.group, self._pieces)
         output: Tensor = layer(x, *args)
         return output
 
     def _enter(self, _: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         share = args[0] if args else named["hidden_states"]
-        x = gather_rows(cast_once(share), self._num_rows, self.group)
+        x = gather_rows(cast_once(share), self._rows)
         return ((x, *args[1:]), named) if args else (args, {**named, "hidden_states": x})
 
     def _leave(self, _: nn.Module, __: tuple[Tensor, ...], part: Tensor) -> Tensor:
-        return sum_to_share(part, self.group)
+        return sum_to_share(part, self._rows)
 
     def _split(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (split_rows(args[0], self.group), *args[1:])
+        return (split_rows(args[0], self._rows), *args[1:])
 
     def _join(self, _: nn.Module, __: tuple[Any, ...], share: Tensor) -> Tensor:
-        return join_rows(share, self._num_rows, self.group)
+        return join_rows(share, self._rows)
 
 
 def cut_to_first_slice(layer: nn.Module, slices: int) -> None:

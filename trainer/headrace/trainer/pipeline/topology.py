@@ -262,6 +262,7 @@ class PipelineTopology(BaseModel):
             yield name, getattr(self.execution, name), getattr(planned, name)
         options = (
             "tp",
+            "tp_overlap",
             "frozen",
             "frozen_layers",
             "frozen_projector",

@@ -1,0 +1,46 @@
+"""What `headrace scale` takes from the looks at a service's jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headrace.cli.scale.load import load_of
+from headrace.cli.watch.rates import Look
+from headrace.v1.jobs_pb2 import JOB_STATE_DONE, JobStatus
+from tests.unit.cli.watch.test_bottleneck import BUSY, IDLE, member, status
+
+
+def looks(before: JobStatus, now: JobStatus, seconds: float = 10.0) -> list[Look]:
+    return [Look(at_s=0.0, status=before), Look(at_s=seconds, status=now)]
+
+
+def steady(wait: float, **fields: Any) -> list[Look]:
+    """Ten steps of a second and 16 samples each, in ten seconds."""
+    before = status(wait, committed_samples=160, **fields)
+    later = {"committed_steps": 20, "committed_samples": 320, "step_s": 20.0, "data_wait_s": 20 * wait}
+    return looks(before, status(wait, **fields | later))
+
+
+def test_trainers_that_wait_for_busy_preprocessors() -> None:
+    load = load_of([steady(0.34, preprocessors=BUSY)])
+    assert (load.preprocessors, load.busy, load.helps) == (2, 2.0, True)
+    assert (load.wait, load.samples_per_s) == (pytest.approx(0.34), pytest.approx(16.0))
+    assert "preprocessors decode as fast as they can" in load.why
+
+
+def test_preprocessors_that_wait_are_not_busy_and_more_would_not_help() -> None:
+    load = load_of([steady(0.0, preprocessors=[*IDLE, member("c", parts=(3, 1, 1))])])
+    assert (load.preprocessors, load.busy, load.helps) == (3, pytest.approx(0.5), False)
+
+
+def test_the_job_whose_trainers_wait_most_counts_and_all_samples() -> None:
+    load = load_of([steady(0.0, preprocessors=BUSY), steady(0.5, preprocessors=BUSY), steady(0.1, preprocessors=BUSY)])
+    assert (load.wait, load.samples_per_s) == (pytest.approx(0.5), pytest.approx(48.0))
+
+
+def test_jobs_that_are_over_ask_for_none() -> None:
+    load = load_of([steady(0.5, preprocessors=BUSY, state=JOB_STATE_DONE)])
+    assert (load.preprocessors, load.busy, load.wait, load.why) == (2, 0.0, 0.0, "every step is committed")
+    assert load_of([]).why == "there is no job"
