@@ -32,15 +32,16 @@ class References:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._trained: dict[tuple[int, int, bool], Trained] = {}
+        self._trained: dict[tuple[int, int, bool, int | None], Trained] = {}
         self._lock = threading.Lock()
 
     def of(self, case: Case, steps: int) -> Trained:
         """What `case` would have come to after so many steps, on as many processes that are a node each."""
-        key = steps, case.nodes * case.gpus_per_node, case.adapted
+        key = steps, case.nodes * case.gpus_per_node, case.adapted, case.evaluate_every
         with self._lock:
             if key not in self._trained:
-                calm = Case(name="undisturbed", steps=steps, nodes=key[1], max_failures=case.max_failures, adapted=case.adapted)
+                alike = {"max_failures": case.max_failures, "adapted": case.adapted, "evaluate_every": case.evaluate_every}
+                calm = Case(name="undisturbed", steps=steps, nodes=key[1], **alike)
                 self._trained[key] = Run(self._cluster, calm).run()
             return self._trained[key]
 

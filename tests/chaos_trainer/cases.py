@@ -44,6 +44,8 @@ class Case:
     computes_once: bool = False
     """Whether no node begins a sample of a step twice."""
     steps: int = 5
+    evaluate_every: int | None = None
+    """Steps from one evaluation of the validation set to the next; None: there is none."""
     recovers: bool = True
     """Else all nodes end by saying that they cannot go on."""
     is_whole: bool = True
@@ -73,6 +75,7 @@ IN_STEP = {
     Place.VOTING: [1],
     Place.UPDATE: [1],
     Place.UPDATED: [1],
+    Place.COMPARE: [1],
 }
 """Places of a step that every node comes to, and how often it is struck there."""
 
@@ -86,6 +89,7 @@ def cases() -> list[Case]:
         *_joins(),
         *_two_at_once(),
         *_departures(),
+        *_in_evaluations(),
         *_with_the_leader(),
         *_rerouted(),
         *_to_the_end(),
@@ -210,6 +214,14 @@ def _departures() -> Iterator[Case]:
     leaver = Fault(kind=Kind.LEAVE, place=Place.FORWARD, where=Where(node="n1"))
     fault = _kill(Place.BACKWARD, Where(node="n0"), step=3, generation=2)
     yield Case(name=f"{leaver}, {fault}", faults=(leaver, fault), nodes=6, steps=8)
+
+
+def _in_evaluations() -> Iterator[Case]:
+    for where in (Where(rank=0), LONG[2], SHORT[0]):
+        fault = _kill(Place.EVALUATE, where, step=1, occurrence=2)
+        yield Case(name=str(fault), faults=(fault,), evaluate_every=2, steps=4)
+    hangs = Fault(kind=Kind.STOP, place=Place.EVALUATE, where=LONG[1], step=1, occurrence=2)
+    yield Case(name=str(hangs), faults=(hangs,), evaluate_every=2, steps=4)
 
 
 def _with_the_leader() -> Iterator[Case]:

@@ -15,6 +15,8 @@ from tests.nursery.nursery import Nursery
 from tests.wire import free_ports
 
 BUDGET_MIB = 64
+VALIDATION = "charts-00001.tar"
+"""Of the bundled example: what jobs evaluate that are to."""
 
 
 def job_spec(name: str, steps: int, microbatches: int) -> JobSpec:
@@ -23,6 +25,7 @@ def job_spec(name: str, steps: int, microbatches: int) -> JobSpec:
         {
             "name": name,
             "sources": [{"path": str(example_data()), "name": "data"}],
+            "validation": {"held-out": {"sources": [{"path": str(example_data() / VALIDATION)}]}},
             "steps": steps,
             "global_batch": 8,
             "part_samples": 2,

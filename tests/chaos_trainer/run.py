@@ -99,7 +99,7 @@ class Run:
         self.folder.mkdir()
         (self.folder / "case").write_text(f"{case}\n")
         nodes: dict[str, Any] = {"nodes": case.nodes, "max_failures": case.max_failures, "units": {"encoder": {}, "llm": {}}}
-        nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node}
+        nodes |= {"on_loss": case.on_loss, "gpus_per_node": case.gpus_per_node, "optimizer": {"check_replicas_every": 1}}
         if case.adapted:
             (self.folder / "config.json").write_text(json.dumps(QWEN))
             nodes["model"] = {"llm": str(self.folder)}
@@ -111,6 +111,8 @@ class Run:
 
     def _start(self, node: str) -> None:
         arguments = ["--endpoint", self._cluster.endpoint, "--job", self._job, "--node", node, "--threads", "1"]
+        if self._case.evaluate_every is not None:
+            arguments += ["--evaluate-every", str(self._case.evaluate_every)]
         arguments += ["--nodes", str(self.folder / "nodes.yaml"), "--checkpoint", str(self.folder / "checkpoint")]
         faults = [fault.to_dict() for fault in self._case.faults]
         order = {"node": node, "arguments": arguments, "folder": str(self.folder), "leader": self._leader.popen.pid}
@@ -173,6 +175,8 @@ class Run:
                 self._applied = event["applied"]
                 trained.recovery_s += [now_s - struck_s for struck_s in self._struck_s]
                 self._struck_s.clear()
+        elif "evaluated_after" in event:
+            trained.evaluated[event["evaluated_after"]].append(event["loss"])
         elif "prepared" in event:
             self._generation = max(self._generation, event["prepared"])
             with contextlib.suppress(OSError, KeyError):  # it has gone meanwhile, or is about to

@@ -25,6 +25,7 @@ from headrace.trainer.recovery import recoverable_step as recovery_step
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.membership_client import MembershipClient
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.recovery.node_evaluation import NodeEvaluations
 from headrace.trainer.recovery.node_feed import NodeLoader
 from headrace.trainer.recovery.node_training import Training
 from headrace.trainer.recovery.recoverable_step import RecoverableStep
@@ -46,6 +47,7 @@ class Strikes:
         self._layout: Layout | None = None
         """The last one: afterwards it may have another rank, among those that save what they have."""
         self._mesh: Mesh | None = None
+        self._training: Training | None = None
         self._generation = self._rank = 0
         self._step = -1
         self._counts = [0] * len(faults)
@@ -58,9 +60,9 @@ class Strikes:
             self._events = (self._folder / f"{self._node}.{os.environ.get('LOCAL_RANK', '0')}.events").open("a", buffering=1)
         self._events.write(json.dumps({"pid": os.getpid(), **event}) + "\n")
 
-    def prepares(self, layout: Layout, mesh: Mesh) -> None:
+    def prepares(self, training: Training, layout: Layout, mesh: Mesh) -> None:
         """A recovery, or the beginning."""
-        self._layout, self._mesh = layout, mesh
+        self._training, self._layout, self._mesh = training, layout, mesh
         self._step, self._counts = -1, [0] * len(self._faults)
         self._generation, self._rank = layout.generation, layout.rank
 
@@ -78,6 +80,11 @@ class Strikes:
         assert self._layout is not None
         portions = feed.routes.portions(self._layout.place.unit, self._layout.place.replica)
         self.tell(computes=[sample for portion in portions for sample in portion.samples], step=self._step)
+
+    def evaluated(self, loss: float) -> None:
+        """The validation set, to the end."""
+        assert self._training is not None
+        self.tell(evaluated_after=self._training.next_step, loss=loss)
 
     def reach(self, place: Place, step: int | None = None) -> None:
         """This node is at a place. step: where it is not that of the last attempt."""
@@ -126,6 +133,10 @@ class Strikes:
                 assert self._mesh is not None
                 self._mesh.cut()
                 self._mesh._cut_s = self._mesh._pipelines_cut_s = math.inf  # it does not know of it
+            case Kind.DRIFT:
+                assert self._training is not None
+                weight = next(iter(self._training._held[0].parameters.values()))
+                weight.detach().view(torch.int32).flatten()[0] ^= 1
             case Kind.LEAVE:  # of several processes, the one that has started them is told
                 os.kill(os.getppid() if "LOCAL_RANK" in os.environ else os.getpid(), signal.SIGTERM)
             case Kind.HOLD:
@@ -169,6 +180,8 @@ def install(strikes: Strikes) -> None:
     before(RecoverableStep, "vote", Place.VOTE)
     before(node_training, "apply", Place.UPDATE)
     behind(node_training, "apply", Place.UPDATED)
+    before(RecoverableStep, "check_replicas", Place.COMPARE)
+    before(RecoverableStep, "evaluate", Place.EVALUATE)
     before(Mesh, "connect", Place.CONNECT)
     before(Mesh, "group", Place.GROUPS)
     before(Mesh, "barrier", Place.BARRIER)
@@ -210,7 +223,7 @@ def install(strikes: Strikes) -> None:
         return run(mesh, lengths, transfers, reaching)
 
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
-        strikes.prepares(layout, mesh)
+        strikes.prepares(self, layout, mesh)
         phases = run(self, layout, mesh)
         waits = sum(thread.name == "wait" for thread in threading.enumerate())
         abandoned = waits - (mesh._waiter is not None)
@@ -223,9 +236,16 @@ def install(strikes: Strikes) -> None:
         return str(run(self, mesh, generation))
 
     def begin(run: Any, loader: NodeLoader, plan: sessions_pb2.RankPlan, prepare: Prepare) -> Any:
-        strikes.begins(plan.step)
-        reach(Place.BEGIN)
+        assert loader._layout is not None
+        if not loader._layout.evaluates:
+            strikes.begins(plan.step)
+            reach(Place.BEGIN)
         return run(loader, plan, prepare)
+
+    def evaluate(run: Any, evaluations: NodeEvaluations, *arguments: Any) -> tuple[float, float]:
+        loss_sum, targets = run(evaluations, *arguments)
+        strikes.evaluated(loss_sum / targets)
+        return loss_sum, targets
 
     def compute(run: Any, step: RecoverableStep, share: Any, numbers: Any, feed: StepFeed) -> Any:
         strikes.computes(feed)
@@ -251,6 +271,7 @@ def install(strikes: Strikes) -> None:
     _wrap(Training, "prepare", prepare)
     _wrap(Training, "rescue", rescue)
     _wrap(NodeLoader, "begin", begin)
+    _wrap(NodeEvaluations, "_evaluate", evaluate)
     _wrap(MembershipClient, "_take", take)
     _wrap(NodeLoader, "commit_for_all", commit_for_all)
     _wrap(node_training, "log_step", log_step)

@@ -41,6 +41,8 @@ class Trained:
     """In that checkpoint."""
     losses: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Of each step, as the nodes say."""
+    evaluated: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Losses of the validation set after so many steps, as the nodes say that have evaluated it to the end."""
     attempts: defaultdict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """At each step, by node."""
     computed: defaultdict[tuple[str, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -79,11 +81,10 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
     wrong = list(found.errors)
     if ledger_sha256(found.ledger) != ledger_sha256(expected.ledger):
         wrong.append(f"the ledger is another one: {_differing(expected.ledger, found.ledger)}")
-    for step, losses in found.losses.items():
-        right = expected.losses.get(step, [np.nan])[0]
-        far = [loss for loss in losses if not abs(loss - right) <= LOSS_TOLERANCE * abs(right)]
-        if far:
-            wrong.append(f"step {step} has losses {far}, not {right}")
+    wrong += _wrong_losses("step", expected.losses, found.losses)
+    wrong += _wrong_losses("the evaluation after", expected.evaluated, found.evaluated)
+    if missing := expected.evaluated.keys() - found.evaluated.keys():
+        wrong.append(f"there was no evaluation after {sorted(missing)} steps")
     tolerance = WEIGHT_TOLERANCE * math.sqrt(max(1.0, found.steps / STEPS_WITHIN))
     left = {name: weight for name, weight in expected.weights.items() if is_whole or name in found.weights}
     wrong += _wrong_weights(left, found.weights, tolerance)
@@ -94,6 +95,14 @@ def judge(expected: Trained, found: Trained, allowed_replays: int, *, is_whole: 
     wrong += [f"nobody applied a step for {pause_s:.0f} s" for pause_s in found.recovery_s if pause_s > STOOD_STILL_S]
     wrong += [f"{node} grew: {words}" for node in found.footprints if (words := _growth(found, node))]
     return wrong
+
+
+def _wrong_losses(what: str, expected: Mapping[int, Sequence[float]], found: Mapping[int, Sequence[float]]) -> Iterable[str]:
+    for steps, losses in found.items():
+        right = expected.get(steps, [np.nan])[0]
+        far = [loss for loss in losses if not abs(loss - right) <= LOSS_TOLERANCE * abs(right)]
+        if far:
+            yield f"{what} {steps} has losses {far}, not {right}"
 
 
 def _growth(found: Trained, node: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from headrace.jobs_client import JobsClient
 from tests.chaos_trainer.__main__ import References, run_case
 from tests.chaos_trainer.cases import Case, cases
 from tests.chaos_trainer.cluster import Cluster
+from tests.chaos_trainer.faults import Fault, Kind, Place, Where
 from tests.chaos_trainer.run import Run
 
 pytestmark = pytest.mark.integration
@@ -27,6 +29,9 @@ SLOW_SELECTION = [
     "kill encoder 0 of pipeline 1 at save 1 of generation 3, a rescue",
     "stop llm 0 of pipeline 0 at voting 1 of step 2 for 1.6 s",
     "leave rank 0 at forward 1 of step 2",
+    "kill llm 0 of pipeline 0 at compare 1 of step 2",
+    "kill rank 0 at evaluate 2 of step 1",
+    "kill encoder 0 of pipeline 1 at evaluate 2 of step 1",
     "stop llm 0 of pipeline 1 at backward 1 of step 2, rerouted",
     "kill n4 at forward 1 of step 2 then kill rank 0 at commit 1 of step 3",
     "kill rank 0 at save 1 of generation 1",
@@ -64,6 +69,18 @@ def test_what_nodes_wait_for_and_what_their_stages_take_is_told(standing: tuple[
         status = client.show(run.folder.name)
     assert 0 < status.data_wait_s < status.step_s
     assert step_times(status)["forecast_step_s"], "costs are corrected by what the nodes have measured"
+
+
+def test_a_weight_that_changes_on_one_node_is_told_by_all(standing: tuple[Cluster, References]) -> None:
+    cluster, _ = standing
+    drift = Fault(kind=Kind.DRIFT, place=Place.UPDATED, where=Where(node="n3"), step=1)
+    run = Run(cluster, Case(name=str(drift), faults=(drift,)))
+    run.run()
+    sentence = r"after step 1 nodes (\S+) have other weights than node (\S+), first in \w+\.\S+: they no longer train one model"
+    found = [re.findall(sentence, (run.folder / f"n{number}.log").read_text()) for number in range(5)]
+    assert found == [found[0]] * 5
+    ((those, one),) = found[0]
+    assert "n3" in (those, one)
 
 
 def test_every_case_has_a_name_of_its_own() -> None:

@@ -16,6 +16,7 @@ from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel
 
 VOCAB, IMAGE_TOKEN, AUDIO_TOKEN = 64, 1, 2
@@ -30,7 +31,7 @@ SHAPE = ModelShape(
 GENERATING = replace(SHAPE, generator=_ENCODER)
 
 
-def whole_model(shape: ModelShape = SHAPE, *, tied: bool = True) -> MultimodalModel:
+def whole_model(shape: ModelShape = SHAPE, *, tied: bool = True, dropout: float = 0.0) -> MultimodalModel:
     """On the meta device. `tied`: whether the LLM's head is its embedding, as in models of this width."""
     with torch.device("meta"):
         model = MultimodalModel(
@@ -38,6 +39,8 @@ def whole_model(shape: ModelShape = SHAPE, *, tied: bool = True) -> MultimodalMo
         )
         if not tied:
             model.decoder = Decoder(shape.llm, vocab_size=VOCAB, tied=False)
+    if dropout:
+        model.decoder.dropout = ResidualDropout(model.decoder.layers, dropout, seed=0)
     return model
 
 

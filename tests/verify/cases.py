@@ -69,6 +69,8 @@ PRECISIONS = ("float32", "bfloat16", HALF_RESIDUAL)
 """HALF_RESIDUAL: matrix products in bfloat16, and the residual stream too, in all units but `encoder`."""
 WEIGHTS = ("whole", "sharded")
 """`sharded`: every replica keeps its share of a stage's weights."""
+DROPOUT = {"nothing dropped": 0.0, "dropout": 0.2}
+"""The rate in the LLM's layers."""
 MOST_PROCESSES = 7
 
 
@@ -86,6 +88,7 @@ class Case:
     head: str = "tied"
     precision: str = "float32"
     weights: str = "whole"
+    dropout: str = "nothing dropped"
 
     def __str__(self) -> str:
         of_model = f"{'+'.join(self.units)}, {self.degrees}, {self.frozen}"
@@ -108,7 +111,7 @@ class Case:
             }
             for unit in self.units
         }
-        return {**SCHEDULES[self.schedule], "units": units}
+        return {**SCHEDULES[self.schedule], "units": units, "dropout": DROPOUT[self.dropout]}
 
     @property
     def dtype(self) -> str:
@@ -148,6 +151,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "head": HEADS,
     "precision": PRECISIONS,
     "weights": WEIGHTS,
+    "dropout": tuple(DROPOUT),
 }
 """All other choices, which go with every pipeline."""
 

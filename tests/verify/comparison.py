@@ -79,7 +79,7 @@ def differences(
         pack_tokens=pack_tokens,
         transport=transport,
     )
-    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype)
+    whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype, topology.dropout)
     return compare(processes.run(order), *whole, TOLERANCES[case.precision])
 
 
@@ -123,11 +123,12 @@ def _slice(tensors: dict[str, np.ndarray], name: str, answer: Answer) -> np.ndar
 
 @lru_cache(maxsize=256)
 def reference(
-    units: tuple[str, ...], frozen: str, clipping: str, head: str, precision: str
+    units: tuple[str, ...], frozen: str, clipping: str, head: str, precision: str, dropout: float
 ) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Results, gradients of the first step, weights after the last: of one process, each global batch as one microbatch."""
     torch.set_num_threads(1)
-    model, dtype = whole_model(GENERATING if GENERATOR in units else SHAPE, tied=head == "tied"), getattr(torch, precision)
+    shape, dtype = GENERATING if GENERATOR in units else SHAPE, getattr(torch, precision)
+    model = whole_model(shape, tied=head == "tied", dropout=dropout)
     model.to_empty(device="cpu")
     initialise(model, SEED)
     enlarge(model)

@@ -295,7 +295,7 @@ def stages_of(
     place = topology.place(rank)
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    make_model = partial(whole_model, shape, tied=tied)
+    make_model = partial(whole_model, shape, tied=tied, dropout=topology.dropout)
     stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.slices, dtype=dtype)
     enlarge(torch.nn.ModuleList(stages))
     return stages

@@ -1,4 +1,4 @@
-"""Comparison of the weights of data-parallel replicas, which must be equal before the first step and behind every one."""
+"""Comparison of the weights of replicas, which must be equal before the first step and behind every one."""
 
 from __future__ import annotations
 
@@ -38,14 +38,22 @@ def check_replicas(
     if not others:
         return
     first = names[int(differing.any(dim=0).nonzero()[0])]
+    raise difference(f"replicas {few(others)} of {of}", "replica 0", first, step)
+
+
+def difference(those: str, one: str, first: str, step: int | None) -> HeadraceError:
+    """Return the error that `those` replicas have other weights than `one`, first in the weight `first`.
+
+    step: as in `check_replicas`.
+    """
     if step is None:
-        raise UserError(
-            f"replicas {named_ranks(others)} of {of} begin with other weights than replica 0, first in {first}, and would never "
-            "learn the same: give all hosts the same files of the model and of the checkpoint"
+        return UserError(
+            f"{those} begin with other weights than {one}, first in {first}, and would never learn the same: "
+            "give all hosts the same files of the model and of the checkpoint"
         )
-    raise HeadraceError(
-        f"after step {step} replicas {named_ranks(others)} of {of} have other weights than replica 0, first in {first}: they no "
-        "longer train one model; go on from a checkpoint (--resume), without the hosts whose memory or device may be faulty"
+    return HeadraceError(
+        f"after step {step} {those} have other weights than {one}, first in {first}: they no longer train one model; "
+        "go on from a checkpoint (--resume), without the hosts whose memory or device may be faulty"
     )
 
 
@@ -58,6 +66,6 @@ def digests(weights: Iterable[Tensor]) -> Tensor:
     return torch.stack([bits.view(_BITS[bits.element_size()]).sum(dtype=torch.int64) for bits in flat])
 
 
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return the first of these ranks in words, and how many there are beside them."""
-    return ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+def few(names: Sequence[object]) -> str:
+    """Return the first of these names or numbers in words, and how many there are beside them."""
+    return ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

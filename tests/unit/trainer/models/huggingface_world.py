@@ -8,24 +8,28 @@ import torch
 from torch import Tensor
 
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, SHAPE, VOCAB
 
 
-def skeleton(units: HuggingFaceUnits) -> MultimodalModel:
+def skeleton(units: HuggingFaceUnits, *, dropout: float = 0.0) -> MultimodalModel:
     """On the meta device; what these units do not name is compact."""
     from headrace.trainer.models.huggingface.model import adapted_model
 
-    return adapted_model(
+    model = adapted_model(
         units, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO, image_token_id=IMAGE_TOKEN, audio_token_id=AUDIO_TOKEN
     )
+    if dropout:
+        model.decoder.dropout = ResidualDropout(model.decoder.layers, dropout, seed=0)
+    return model
 
 
-def whole(units: HuggingFaceUnits, *, seed: int = 0) -> MultimodalModel:
+def whole(units: HuggingFaceUnits, *, seed: int = 0, dropout: float = 0.0) -> MultimodalModel:
     """With weights."""
     from headrace.trainer.models.huggingface.model import initialise
 
-    model = skeleton(units)
+    model = skeleton(units, dropout=dropout)
     model.to_empty(device="cpu")
     initialise(model, seed)
     return model

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.errors import UserError
-from headrace.model_shape import TransformerShape
 from headrace.plan import LLM
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
@@ -113,10 +111,3 @@ def test_the_rate_is_that_of_single_values() -> None:
     assert kept.float().mean(dim=0).std().item() == pytest.approx((RATE * (1 - RATE) / 500) ** 0.5, rel=0.2)
     assert kept_values(keys, 202, 0.0).all()
     assert torch.equal(kept_values(keys[3:5], 202, RATE), kept[3:5])
-
-
-def test_slices_and_dropout_are_refused_together() -> None:
-    topology = parse(PipelineTopology, {"units": {LLM: {"tp": 2}}, "dropout": RATE}, "topology")
-    assert isinstance(SHAPE.llm, TransformerShape)
-    with pytest.raises(UserError, match=r"dropout is 0.3 and the tp of unit 'llm' 2, .* set one of them to 0 and 1"):
-        topology.check(2, SHAPE)

@@ -30,7 +30,8 @@ from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed
 
 SLICES = 2
 TIMEOUT_S = 60.0  # of a wait for each other
-TOPOLOGY = {"units": {unit: {"tp": SLICES} for unit in ("vision", "audio", "llm")}}
+DROPOUT = 0.2  # of values in the LLM's layers
+TOPOLOGY = {"units": {unit: {"tp": SLICES} for unit in ("vision", "audio", "llm")}, "dropout": DROPOUT}
 RANGE = 0.1  # of weights
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 LLM = {**SIZES, "num_key_value_heads": 2, "vocab_size": VOCAB, "initializer_range": RANGE}
@@ -84,7 +85,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Of models that start from the seed."""
     folder = tmp_path_factory.mktemp("slices")
     units = configurations(*request.param, folder)
-    model = whole(units)
+    model = whole(units, dropout=DROPOUT)
     loss = model(batch())
     loss.loss_sum.backward()
     mp.start_processes(compute, args=(units, folder), nprocs=SLICES, start_method="forkserver")
@@ -151,7 +152,7 @@ def compute(rank: int, units: HuggingFaceUnits, folder: Path) -> None:
     stages = {}
     for unit in topology.units:
         (stages[unit],) = build_stages(
-            lambda: skeleton(units),
+            lambda: skeleton(units, dropout=DROPOUT),
             topology,
             Place(unit, 0, 0, rank),
             cuts[unit],

@@ -20,6 +20,7 @@ from headrace.sample import LABEL_IGNORED
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks, encoder_blocks
 from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.loss import Targets, token_loss
 from headrace.trainer.models.rotary import rotation
 from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, reduce, split_rows, sum_to_share
@@ -38,7 +39,7 @@ EXCHANGES = [(pieces, rows) for pieces, numbers in PIECES.items() for rows in nu
 WIDTH, VOCAB, TARGETS = 12, 10, 5
 SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
 
-TOLERANCE = {"biases": 5e-5, "put off": 5e-5, "bfloat16 products": 0.15, "frozen": 5e-5}
+TOLERANCE = {"biases": 5e-5, "put off": 5e-5, "bfloat16 products": 0.15, "frozen": 5e-5, "dropout": 5e-5}
 """Kinds of layers, and the most an error may be of a tensor, both as norms. Whole layers in bfloat16 are up to 0.094 off."""
 
 Run = list[dict[str, Any]]
@@ -210,22 +211,25 @@ def exchanged(rank: int, rows: SliceRows) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in {**values, **gradients}.items() if tensor is not None}
 
 
-def seeded(module: nn.Module) -> nn.Module:
+def seed(module: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5, generator=generator)
-    return module
 
 
-def layers() -> nn.Module:
-    return seeded(decoder_blocks(SHAPE))
+def layers() -> nn.ModuleList:
+    blocks = decoder_blocks(SHAPE)
+    seed(blocks)
+    return blocks
 
 
-def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices], *, puts_off: bool = False) -> dict[str, Tensor]:
+def of_layers(
+    blocks: nn.ModuleList, rows: int, stages: Sequence[Slices], *, puts_off: bool = False, dropout: ResidualDropout | None = None
+) -> dict[str, Tensor]:
     """Output and all gradients of two layers on `rows` rows, the first layer recomputed in its backward.
 
     stages: the slices of each of two stages, of one stage that has both layers, or none for whole layers. puts_off: whether the
-    weights of slices get their gradients behind the backward, as under `zero-bubble`.
+    weights of slices get their gradients behind the backward, as under `zero-bubble`. dropout: of the layers.
     """
     first, second = blocks.children()
     if len(stages) == 2:
@@ -235,6 +239,8 @@ def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices], *, puts_of
         stages[0].shard([first, second])
     weight_gradients = WeightGradients(blocks if puts_off and stages else nn.ModuleList())
     run = [stages[number].with_rows(layer, rows) if stages else layer for number, layer in ((0, first), (-1, second))]
+    if dropout is not None:
+        run = [dropout.with_keys(layer, torch.arange(rows) << 32) for layer in run]
     positions = torch.arange(rows)
     args = (
         rotation(positions[:, None], WIDTH // SHAPE.heads, theta=1e4),
@@ -266,17 +272,20 @@ def of_layers(blocks: nn.Module, rows: int, stages: Sequence[Slices], *, puts_of
 def of_kind(kind: str, stages: Sequence[Slices]) -> dict[str, Tensor]:
     """What `of_layers` returns of one stage, or of whole layers, of one kind."""
     if kind == "biases":
-        return of_layers(seeded(encoder_blocks(replace(SHAPE, gated=False))), 7, stages)
+        blocks = encoder_blocks(replace(SHAPE, gated=False))
+        seed(blocks)
+        return of_layers(blocks, 7, stages)
     if kind == "bfloat16 products":
         with torch.autocast("cpu", torch.bfloat16):
             return of_layers(layers(), 7, stages)
     blocks = layers().requires_grad_(kind != "frozen")
-    return of_layers(blocks, 7, stages, puts_off=kind == "put off")
+    dropout = ResidualDropout(blocks, 0.3, seed=7) if kind == "dropout" else None
+    return of_layers(blocks, 7, stages, puts_off=kind == "put off", dropout=dropout)
 
 
 def make_decoder() -> Decoder:
     decoder = Decoder(SHAPE, vocab_size=VOCAB, tied=False)
-    seeded(decoder)
+    seed(decoder)
     return decoder
 
 

@@ -3,6 +3,7 @@
 What is dropped follows from the job's seed, the sample's id, the token's place in its sample, the layer and the channel alone, in
 integer arithmetic: it is the same to the bit when a step is repeated, moved to another replica, stage or device, divided into
 other microbatches, or run again in the backward by activation checkpointing. Ids of samples differ from epoch to epoch.
+A slice of a layer holds, of all rows, a part of the sum that is added: what is dropped of a sum is dropped of all its parts.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
-from headrace.trainer.replica_check import named_ranks
+from headrace.trainer.replica_check import few
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def check_alike(settings: Mapping[str, Any], group: dist.ProcessGroup, device: t
     others = _different(digest, group, device)
     if others:
         raise UserError(
-            f"processes {named_ranks(others)} were started otherwise than process 0: give all of them the same "
+            f"processes {few(others)} were started otherwise than process 0: give all of them the same "
             f"{', '.join(settings)}, and wait until all hosts see the same files"
         )
 

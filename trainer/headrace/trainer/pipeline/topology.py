@@ -291,11 +291,6 @@ class PipelineTopology(BaseModel):
             raise UserError(f"the model has a {GENERATOR}, but units does not: name it there, or take a model without one")
         if ENCODER in self.units:
             self._check_joint_encoder()
-        if self.dropout and self.units[LLM].tp > 1:
-            raise UserError(
-                f"dropout is {self.dropout:g} and the tp of unit {LLM!r} {self.units[LLM].tp}, whose slices would drop the same "
-                "values of other rows: set one of them to 0 and 1"
-            )
         self.check_world(world_size)
 
     def check_world(self, world_size: int) -> None:

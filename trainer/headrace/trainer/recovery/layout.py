@@ -51,6 +51,8 @@ class Layout:
     rank: int
     """Rank of this process: those of the snapshot's first node come first, and so on."""
     num_ranks: int
+    nodes: tuple[str, ...]
+    """Name of the node of each rank."""
     pipelines: tuple[tuple[int, ...], ...]
     """Ranks of each pipeline, in pipeline order; NOBODY for those of a lost node, whose pipeline's microbatches others do."""
     shares: tuple[int, ...]
@@ -86,6 +88,7 @@ class Layout:
             generation=snapshot.generation,
             rank=rank,
             num_ranks=len(names) * per_node,
+            nodes=tuple(node for node in names for _ in range(per_node)),
             pipelines=pipelines,
             shares=tuple(pipeline.num_microbatches for pipeline in snapshot.pipelines),
             pipeline=own,

@@ -155,6 +155,8 @@ class Training:
         ended("state")
         self._layout, self._mesh, self._holders = layout, mesh, agreement.holders
         self._step = RecoverableStep(layout, mesh, self._held[0], agreement.holders, self._skip_policy, dtype=self._dtype)
+        if agreement.standing.applied < 0:
+            self._step.check_replicas()
         if layout.rank == 0 and agreement.standing.applied > 0:
             self._commit(self.next_step - 1)  # the former first node may have been lost before it committed
         self._loader.assign(layout, self.next_step)
@@ -169,7 +171,7 @@ class Training:
 
         known: returns the generation of the newest snapshot that this node knows. Raises MeshCutError.
         """
-        self._evaluate()
+        self._between_steps()
         began_s = time.monotonic()
         while (plan := self._loader.next_plan(self._mesh.check)) is not None:
             plan_wait_s = time.monotonic() - began_s
@@ -201,12 +203,15 @@ class Training:
                     with self._mesh.interruptible():
                         self._mesh.wait(all_applied)
                 return False
-            self._evaluate()
+            self._between_steps()
             began_s = time.monotonic()
-        self._evaluate(is_last=True)
+        self._between_steps(is_last=True)
         return True
 
-    def _evaluate(self, *, is_last: bool = False) -> None:
+    def _between_steps(self, *, is_last: bool = False) -> None:
+        """Do what is due between two steps. Where a node is lost meanwhile, the next generation does it."""
+        if self.next_step and self._settings.checks_replicas(self.next_step - 1):
+            self._step.check_replicas(self.next_step - 1)
         self._evaluations.meet(self.next_step, self._layout, self._mesh, self._step, is_last=is_last)
 
     def save(self) -> None:

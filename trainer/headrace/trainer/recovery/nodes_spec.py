@@ -155,9 +155,8 @@ def nodes_message(
 
 
 def _training(spec: RecoverySpec) -> dict[str, object]:
-    """Return what all nodes must do alike. How often whole replicas are compared is not of nodes."""
+    """Return what all nodes must do alike."""
     document = spec.model_dump(mode="json", include={"schedule", "units", "optimizer"})
-    del document["optimizer"]["check_replicas_every"]
     return {**document, "dropout": spec.dropout} if spec.dropout else document
 
 

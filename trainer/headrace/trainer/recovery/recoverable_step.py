@@ -25,6 +25,7 @@ from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.host_staging import from_host, staged, to_host, waiting
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
+from headrace.trainer.replica_check import difference, digests, few
 from headrace.trainer.train_step import SkipPolicy, StepResult
 from headrace.v1 import sessions_pb2
 
@@ -102,6 +103,7 @@ class RecoverableStep:
             if mesh.rank in ranks and parameters:
                 self._sums.append((mesh.group(f"sum/{number}", ranks), parameters))
         self._counted = [p for name, p in holding.learning.items() if holders[name][0] == mesh.rank]
+        self._nodes, self._replicas = layout.nodes, {name: ranks for name, ranks in holders.items() if len(ranks) > 1}
         self.non_finite_samples: Sequence[int] = ()
         """Samples of this node's portions of the last step whose loss was not finite."""
 
@@ -163,6 +165,24 @@ class RecoverableStep:
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         return float(table[:, 0].sum()), float(table[:, 1].sum()), messages
+
+    def check_replicas(self, step: int | None = None) -> None:
+        """Raise an error on all nodes if a weight differs between those that have it: `replica_check.difference`.
+
+        All nodes call it, and each sends the digests of its weights. step: as there. Raises MeshCutError.
+        """
+        if not self._replicas:
+            return
+        held = self._holding.parameters
+        digest_of = dict(zip(held, digests(held.values()).tolist(), strict=True))
+        own = torch.tensor([digest_of.get(name, 0) for name in self._replicas])
+        everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
+        with self._mesh.interruptible():  # the error is raised in here, since the others may end as soon as they have it
+            self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
+            for (name, ranks), found in zip(self._replicas.items(), torch.stack(everybody, dim=1).tolist(), strict=True):
+                others = dict.fromkeys(self._nodes[rank] for rank in ranks if found[rank] != found[ranks[0]])
+                if others:
+                    raise difference(f"nodes {few(list(others))}", f"node {self._nodes[ranks[0]]}", name, step)
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this node has measured of the last `compute`."""
