@@ -177,12 +177,14 @@ class RecoverableStep:
         digest_of = dict(zip(held, digests(held.values()).tolist(), strict=True))
         own = torch.tensor([digest_of.get(name, 0) for name in self._replicas])
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
-        with self._mesh.interruptible():  # the error is raised in here, since the others may end as soon as they have it
+        with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
-            for (name, ranks), found in zip(self._replicas.items(), torch.stack(everybody, dim=1).tolist(), strict=True):
-                others = dict.fromkeys(self._nodes[rank] for rank in ranks if found[rank] != found[ranks[0]])
-                if others:
-                    raise difference(f"nodes {few(list(others))}", f"node {self._nodes[ranks[0]]}", name, step)
+        for (name, ranks), found in zip(self._replicas.items(), torch.stack(everybody, dim=1).tolist(), strict=True):
+            others = dict.fromkeys(self._nodes[rank] for rank in ranks if found[rank] != found[ranks[0]])
+            if others:
+                with suppress(MeshCutError):  # nobody ends before all have what they need to say the same
+                    self._mesh.barrier()
+                raise difference(f"nodes {few(list(others))}", f"node {self._nodes[ranks[0]]}", name, step)
 
     def measured(self) -> Sequence[MeasuredWork]:
         """Return what this node has measured of the last `compute`."""
