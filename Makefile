@@ -70,7 +70,7 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-loader: setup  ## measure our loader in other libraries' training loops, in groups of processes and after a restart (ten minutes)
 	@$(BIN)/python -m benchmarks.loader
 
-bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (16 minutes)
+bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (26 minutes)
 	@$(BIN)/python -m benchmarks.recovery
 
 bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)
