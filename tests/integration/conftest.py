@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,30 @@ class Cluster:
                 loader.commit(step, loss=float(step.index))
                 steps.append(step.index)
         return steps
+
+    @contextmanager
+    def consumed(self, job: str, steps: int = 3) -> Iterator[None]:
+        """A context in which a thread consumes the job, from when so many steps are committed on. The job must be longer."""
+        ended = threading.Event()
+
+        def stop_at_the_end(_: trainer.Step) -> None:
+            if ended.is_set():
+                raise InterruptedError
+
+        def consume() -> None:
+            with pytest.raises(InterruptedError):
+                self.consume(job, stop_at_the_end)
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        try:
+            with self.client() as client:
+                while client.show(job).committed_steps < steps:
+                    ended.wait(0.05)  # polls a real service
+            yield
+        finally:
+            ended.set()
+            consumer.join()
 
     def ledger(self, job: str) -> list[LedgerEntry]:
         with self.client() as client:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from headrace import trainer
 
 pytestmark = pytest.mark.integration
 
@@ -27,52 +26,45 @@ def scale(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(endpoint, *arguments), capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
 
 
+@contextmanager
+def scaling(endpoint: str, *arguments: str) -> Iterator[Iterator[str]]:
+    """A context in which the command runs, with its lines. It is then interrupted, and ends well."""
+    with subprocess.Popen(command(endpoint, *arguments), stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield iter(process.stdout.readline, "")
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+
+
 @pytest.mark.slow
 def test_a_trainer_that_waits_gets_more_and_one_that_has_ended_the_fewest(cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(2)
+    idle = scale(cluster.endpoint, "--once")
+    assert (idle.returncode, idle.stderr) == (0, "")
+    assert 'idle why="there is no job' in idle.stdout
     job = cluster.submit(spec("hungry", epochs=100, image={"max_pixels": 200_000}))
-    asked, seen = tmp_path / "asked", threading.Event()
+    asked = tmp_path / "asked"
     engine = tmp_path / "engine.py"  # stands for kubectl, sbatch and the like
-    engine.write_text("import pathlib, sys\npathlib.Path(sys.argv[2]).write_text(sys.argv[1])\n")
+    engine.write_text(
+        "import os, sys\nopen(sys.argv[2] + '~', 'w').write(sys.argv[1])\nos.replace(sys.argv[2] + '~', sys.argv[2])"
+    )
     run = ["--run", f"{sys.executable} {engine} {{count}} {asked}"]
 
-    def stop_when_seen(_step: trainer.Step) -> None:
-        if seen.is_set():
-            raise InterruptedError
-
-    def consume() -> None:
-        with pytest.raises(InterruptedError):
-            cluster.consume(job, stop_when_seen)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    try:
-        with cluster.client() as client:
-            while client.show(job).committed_steps < 3:
-                seen.wait(0.05)  # polls a real service
-        done = scale(cluster.endpoint, "--once", "--max", "3", *run)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert " decided preprocessors=2 wanted=3 busy=" in done.stdout
-        assert 'why="trainers wait ' in done.stdout
-        assert "would do, the most is 3" in done.stdout
+    with cluster.consumed(job), scaling(cluster.endpoint, "--max", "3", *run) as lines:
+        line = next(line for line in lines if " decided preprocessors=2 wanted=3 " in line)
+        assert 'why="trainers wait ' in line
+        assert next(line for line in lines if "connected so far" in line)
         assert asked.read_text() == "3"
-    finally:
-        seen.set()
-        consumer.join()
     with cluster.client() as client:
         client.cancel(job)
-    asked.unlink()
-    with subprocess.Popen(command(cluster.endpoint, *run), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = iter(process.stdout.readline, "")
+    with scaling(cluster.endpoint, *run) as lines:
         line = next(line for line in lines if "wanted=1 " in line)
         assert "preprocessors=2 wanted=1 busy=0.0 data_wait=0%" in line
-        while not asked.exists():
-            seen.wait(0.05)
         assert next(line for line in lines if "connected so far" in line)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(TIMEOUT_S) == 0
+        assert asked.read_text() == "1"
     failed = scale(cluster.endpoint, "--once", "--min", "4", "--run", f"{sys.executable} -c 'raise SystemExit(\"no {{count}}\")'")
     assert failed.returncode == 0
     assert 'status=1 why="no 4"' in failed.stdout

@@ -14,7 +14,6 @@ import time
 
 import pytest
 
-from headrace import trainer
 from headrace.cli.watch.top import Watch
 from headrace.errors import UnavailableError
 
@@ -33,30 +32,12 @@ def test_once_tells_of_a_running_job(cluster, spec) -> None:
     cluster.start_reorder()
     cluster.add_preprocessors(2)
     job = cluster.submit(spec("watched", epochs=100))
-    ended = threading.Event()
-
-    def stop_when_seen(_step: trainer.Step) -> None:
-        if ended.is_set():
-            raise InterruptedError
-
-    def consume() -> None:
-        with pytest.raises(InterruptedError):
-            cluster.consume(job, stop_when_seen)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    try:
-        with cluster.client() as client:
-            while client.show(job).committed_steps < 3:
-                ended.wait(0.05)  # polls a real service
+    with cluster.consumed(job):
         done = subprocess.run(
             command(cluster, "--once", "--format", "json"), capture_output=True, text=True, timeout=60, check=False
         )
         plain = subprocess.run(command(cluster, job), capture_output=True, text=True, timeout=60, check=False)
         lines = subprocess.run(command(cluster, "--plain", "--once"), capture_output=True, text=True, timeout=60, check=False)
-    finally:
-        ended.set()
-        consumer.join()
     assert (done.returncode, done.stderr) == (0, "")
     seen = json.loads(done.stdout)
     assert seen["service"]["leader"] == cluster.endpoint

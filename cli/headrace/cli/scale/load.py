@@ -10,15 +10,12 @@ from headrace.cli.watch.rates import Look, data_wait, samples_per_s
 
 
 def load_of(jobs: Sequence[Sequence[Look]]) -> Load:
-    """Return the load of all jobs of a service, from one look or more at each, the earliest first.
+    """Return the load of all jobs of a service, of which there is one at least, from one look or more at each, earliest first.
 
-    All jobs share the preprocessors, so that those of any job's looks are those of all. Without a job none is known to be
-    connected.
+    All jobs share the preprocessors, so that those of any job's looks are those of all.
     """
     running = [looks for looks in jobs if not is_over(looks[-1].status)]
     shown = running or list(jobs[-1:])
-    if not shown:
-        return Load(preprocessors=0, busy=0.0, wait=0.0, helps=False, samples_per_s=0.0, why="there is no job")
     waits = [data_wait(looks) or 0.0 for looks in shown]
     wait = max(waits)
     slowest = shown[waits.index(wait)]

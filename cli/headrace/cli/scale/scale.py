@@ -61,13 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make one decision after the other until Ctrl-C, or one.
+    """Make one decision after the other until Ctrl-C, or one. While there is no job or no service, the number stays as it is.
 
-    Raises UserError for limits that exclude each other or a command without {count}, and EndpointError if no service answers at
-    the start.
+    Raises UserError for limits that exclude each other or a command without {count}, EndpointError if no service answers at the
+    start, and with --once UnavailableError if it goes away.
     """
     from headrace.cli.scale.scaling_policy import ScalingPolicy
     from headrace.cli.watch.bottleneck import WAITS
+    from headrace.errors import UnavailableError
     from headrace.jobs_client import JobsClient
 
     command = _command(args)
@@ -75,11 +76,20 @@ def run(args: argparse.Namespace) -> int:
     with JobsClient(args.endpoint) as client, contextlib.suppress(KeyboardInterrupt):
         watch = _Watch(client, args.interval)
         while True:
-            load = watch.measure()
-            if load is not None:
-                _carry_out(policy.decide(load, time.monotonic()), load, command)
+            try:
+                load = watch.measure()
+            except UnavailableError as err:
                 if args.once:
-                    return 0
+                    raise
+                _say("away", endpoint=args.endpoint, why=str(err))
+                time.sleep(LOOK_S)
+                continue
+            if load is None:
+                _say("idle", why="there is no job, and none tells of preprocessors")
+            else:
+                _carry_out(policy.decide(load, time.monotonic()), load, command)
+            if args.once:
+                break
     return 0
 
 
@@ -111,24 +121,18 @@ class _Watch:
         self._preprocessors: set[str] = set()
 
     def measure(self) -> Load | None:
-        """Look for as long as a decision takes, and return the load; None, after a line on it, while the service is away.
+        """Look for as long as a decision takes, and return the load; None without a job. Raises UnavailableError.
 
         Looks from before preprocessors came or went are left out.
         """
         from headrace.cli.scale.load import load_of
-        from headrace.errors import UnavailableError
 
-        try:
-            end_s = time.monotonic() + self._interval_s
+        end_s = time.monotonic() + self._interval_s
+        self._look()
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(LOOK_S, left_s))
             self._look()
-            while (left_s := end_s - time.monotonic()) > 0:
-                time.sleep(min(LOOK_S, left_s))
-                self._look()
-        except UnavailableError as err:
-            _say("away", endpoint=self._client.endpoint, why=str(err))
-            time.sleep(LOOK_S)
-            return None
-        return load_of([looks.held for looks in self._looks.values()])
+        return load_of([looks.held for looks in self._looks.values()]) if self._looks else None
 
     def _look(self) -> None:
         from headrace.cli.watch.job import LISTED_FINISHED

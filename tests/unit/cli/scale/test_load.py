@@ -43,4 +43,3 @@ def test_the_job_whose_trainers_wait_most_counts_and_all_samples() -> None:
 def test_jobs_that_are_over_ask_for_none() -> None:
     load = load_of([steady(0.5, preprocessors=BUSY, state=JOB_STATE_DONE)])
     assert (load.preprocessors, load.busy, load.wait, load.why) == (2, 0.0, 0.0, "every step is committed")
-    assert load_of([]).why == "there is no job"
