@@ -48,8 +48,8 @@ def test_a_trainer_that_waits_gets_more_and_one_that_has_ended_the_fewest(cluste
     job = cluster.submit(spec("hungry", epochs=100, image={"max_pixels": 200_000}))
     asked = tmp_path / "asked"
     engine = tmp_path / "engine.py"  # stands for kubectl, sbatch and the like
-    engine.write_text("import os, sys\n_, count, file = sys.argv\nopen(file + '~', 'w').write(count)\nos.replace(file + '~', file)\n")
-        "import os, sys\nopen(sys.argv[2] + '~', 'w').write(sys.argv[1])\nos.replace(sys.argv[2] + '~', sys.argv[2])"
+    engine.write_text(
+        "import os, sys\n_, count, file = sys.argv\nopen(file + '~', 'w').write(count)\nos.replace(file + '~', file)\n"
     )
     run = ["--run", f"{sys.executable} {engine} {{count}} {asked}"]
 
