@@ -36,6 +36,7 @@ ROWS = (1, 2, 3, 7, 9)
 PIECES = {1: ROWS, 2: (4, 7, 12), 3: (9, 10, 19)}
 """Numbers of pieces, and of rows: too few for these, as many as they hold, and such that the last pieces are all padding."""
 EXCHANGES = [(pieces, rows) for pieces, numbers in PIECES.items() for rows in numbers]
+ROWS_OF_KINDS = 10  # enough for all numbers of pieces, and a multiple of none
 WIDTH, VOCAB, TARGETS = 12, 10, 5
 SHAPE = TransformerShape(layers=2, width=WIDTH, heads=3, kv_heads=3, mlp=24, gated=True)
 
@@ -274,13 +275,13 @@ def of_kind(kind: str, stages: Sequence[Slices]) -> dict[str, Tensor]:
     if kind == "biases":
         blocks = encoder_blocks(replace(SHAPE, gated=False))
         seed(blocks)
-        return of_layers(blocks, 7, stages)
+        return of_layers(blocks, ROWS_OF_KINDS, stages)
     if kind == "bfloat16 products":
         with torch.autocast("cpu", torch.bfloat16):
-            return of_layers(layers(), 7, stages)
+            return of_layers(layers(), ROWS_OF_KINDS, stages)
     blocks = layers().requires_grad_(kind != "frozen")
     dropout = ResidualDropout(blocks, 0.3, seed=7) if kind == "dropout" else None
-    return of_layers(blocks, 7, stages, puts_off=kind == "put off", dropout=dropout)
+    return of_layers(blocks, ROWS_OF_KINDS, stages, puts_off=kind == "put off", dropout=dropout)
 
 
 def make_decoder() -> Decoder:

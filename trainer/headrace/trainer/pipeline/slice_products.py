@@ -73,7 +73,7 @@ class _GatheredProducts(PlainFunction):
         of_share, _, *of_tensors = ctx.needs_input_grad
         share, works = None, []
         if of_share:
-            share = gradients[0].new_empty(rows.share, weights[0].shape[1])
+            share = gradients[0].new_empty(rows.num_own, weights[0].shape[1])
             for index, pieces in enumerate(rows.piecewise(*gradients)):
                 works.append(rows.start_sum(_sum_of_products(pieces, weights), share, index))
         found: list[Tensor | None] = [share, None]
@@ -92,7 +92,7 @@ class _AddSummedProduct(PlainFunction):
         for index, (piece,) in enumerate(rows.piecewise(inner)):
             part = functional.linear(piece, weight, bias)
             if share is None:
-                share = part.new_empty(rows.share, part.shape[1])
+                share = part.new_empty(rows.num_own, part.shape[1])
             works.append(rows.start_sum(part, share, index))
         assert share is not None, "there is a piece"
         ctx.rows, ctx.dtype = rows, share.dtype

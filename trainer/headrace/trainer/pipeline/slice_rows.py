@@ -36,9 +36,9 @@ class SliceRows:
         self._slices = group.size()
         self.pieces = pieces if num_rows >= pieces * self._slices else 1
         self._block = -(-num_rows // (self._slices * self.pieces))
-        self.share = self._block * self.pieces
-        """S."""
-        self._missing = self.share * self._slices - num_rows
+        self.num_own = self._block * self.pieces
+        """S, padding included."""
+        self._missing = self.num_own * self._slices - num_rows
         of_piece = self._block * self._slices
         ends = [min(piece * of_piece, num_rows) for piece in range(self.pieces + 1)]
         self._bounds = list(pairwise(ends))
@@ -51,7 +51,7 @@ class SliceRows:
 
     def start_gather(self, share: Tensor) -> tuple[Tensor, list[dist.Work]]:
         """Begin to gather the rows (T, W) of all slices from their shares (S, W); return them with the wait for each piece."""
-        whole, share = share.new_empty(self.share * self._slices, share.shape[1]), share.contiguous()
+        whole, share = share.new_empty(self.num_own * self._slices, share.shape[1]), share.contiguous()
         if self.pieces == 1:
             works = [self.group._allgather_base(whole, share)]
         else:
@@ -80,7 +80,7 @@ class SliceRows:
         """Return this slice's share (..., S, W) of the sum of all slices' parts (..., T, W)."""
         if part.dim() == 3:
             return self.sum(part[0])[None]
-        share = part.new_empty(self.share, part.shape[1])
+        share = part.new_empty(self.num_own, part.shape[1])
         works = [self.start_sum(piece, share, index) for index, (piece,) in enumerate(self.piecewise(part))]
         for work in works:
             work.wait()

@@ -112,7 +112,7 @@ class Slices:
 
     def rows_between_stages(self, num_rows: int) -> int:
         """Return how many rows this slice sends another stage of a microbatch of `num_rows`, padding included."""
-        return SliceRows(num_rows, self.group, self._pieces).share if self._sends_shares else num_rows
+        return SliceRows(num_rows, self.group, self._pieces).num_own if self._sends_shares else num_rows
 
     def with_rows(self, layer: nn.Module, num_rows: int) -> Callable[..., Tensor]:
         """Return a layer as a function for a microbatch of `num_rows` rows, which may also run again in its backward."""
