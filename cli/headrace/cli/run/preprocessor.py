@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.endpoint import add_allow_anyone, add_endpoint
+from headrace.cli.endpoint import add_doors, add_endpoint, has_tls
 from headrace.cli.log_format import add_log_format
 from headrace.cli.run.memory import usable_memory
 from headrace.cli.run.processors import usable_processors
@@ -85,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where --listen and --reorder are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
     )
     parser.add_argument(
+        "--allow-local-urls",
+        action="store_true",
+        help="jobs may fetch from this machine and its link, too, where a cloud tells machines their secrets (default: refused)",
+    )
+    parser.add_argument(
         "--checksum",
         action="store_true",
         help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
@@ -111,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
-    add_allow_anyone(parser)
+    add_doors(parser, "train, of those that fetch payload here")
     add_log_format(parser)
 
 
@@ -121,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token
     from headrace.errors import UserError
+    from headrace.token_folder import TokenFolder
     from headrace.transport.tls import load_certificate
 
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
@@ -135,8 +141,14 @@ def run(args: argparse.Namespace) -> int:
     if args.ucx and args.tls_cert:
         raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
     await_token_file()
-    token = cluster_token()
-    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    token, tokens = cluster_token(), TokenFolder(args.tokens) if args.tokens else None
+    check_exposure(
+        args.listen,
+        has_token=bool(token or tokens),
+        tls=has_tls() or args.tls_cert is not None,
+        allow_anyone=args.allow_anyone,
+        allow_plaintext=args.allow_plaintext,
+    )
     allowed = access(args)
     certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
 
@@ -155,6 +167,7 @@ def run(args: argparse.Namespace) -> int:
         access=allowed,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
         token=token,
+        tokens=tokens,
         with_checksum=args.checksum,
         flight_port=args.flight_port,
         certificate=certificate,
@@ -174,5 +187,5 @@ def access(args: argparse.Namespace) -> Access:
     from headrace.preprocessor.access import NOTHING, Access
 
     if args.data_root or args.allow_url:
-        return Access.of(args.data_root, args.allow_url)
-    return Access() if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING
+        return Access.of(args.data_root, args.allow_url, local_urls=args.allow_local_urls)
+    return Access(local_urls=args.allow_local_urls) if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING
