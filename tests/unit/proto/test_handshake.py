@@ -20,7 +20,7 @@ from cryptography import x509
 from headrace import rpc
 from headrace.cli.run.authority import open_authority
 from headrace.errors import EndpointError, UnavailableError, UserError
-from headrace.handshake import tls_mismatch
+from headrace.handshake import explained, tls_mismatch
 from headrace.identity import CHAIN, CLIENT, PREPROCESSOR, REORDER, TLS, Identity
 from headrace.jobs_client import JobsClient
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
@@ -181,6 +181,23 @@ async def test_who_shows_no_certificate_is_let_in_nowhere(papers: Path) -> None:
         with pytest.raises(UnavailableError):
             await asyncio.to_thread(cancel_without)
         assert recorder.cancelled == []
+
+
+async def test_a_process_that_goes_on_asking_learns_the_reason(
+    papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, other = UnavailableError("away"), UserError("other")
+    monkeypatch.setenv(TLS, str(papers / "preprocessor"))
+    async with serving(Identity(make_cluster_papers(tmp_path / "theirs") / "reorder")) as (endpoint, _):
+        reason = await explained(away, endpoint)
+        assert isinstance(reason, EndpointError)
+        assert f"the certificate of {endpoint} is of no authority" in str(reason)
+        assert await explained(other, endpoint) is other
+        assert await explained(None, endpoint) is None
+        monkeypatch.setenv(TLS, "")
+        assert await explained(away, endpoint) is away
+    monkeypatch.setenv(TLS, str(papers / "preprocessor"))
+    assert await explained(away, endpoint) is away
 
 
 async def test_who_does_not_answer_at_all_is_no_matter_of_tls(papers: Path) -> None:
