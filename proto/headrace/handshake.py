@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headrace.errors import EndpointError, HeadraceError, UnavailableError
-from headrace.identity import AUTHORITIES, CHAIN, KEY, REORDER, TLS, Identity, Papers, identity
+from headrace.identity import AUTHORITIES, CHAIN, REORDER, TLS, Identity, Papers, identity
 
 PROBE_TIMEOUT_S = 2.0
 _HAS_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
@@ -98,7 +99,10 @@ def _context(papers: Papers | None) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE  # only to learn whether the server speaks TLS; nothing is sent over it
     else:
         context.load_verify_locations(cadata=papers.authorities.decode("ascii"))
-        context.load_cert_chain(papers.folder / CHAIN, papers.folder / KEY)
+        with open(os.memfd_create("papers"), "wb") as file:  # ssl reads files, and theirs may be replaced by now
+            file.write(papers.chain + b"\n" + papers.key)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
 
 

@@ -54,12 +54,15 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
     from headrace.identity import REORDER, server_identity
     from headrace.reorder_service.keep_finished import KeepFinished
-    from headrace.reorder_service.server import serve
 
+    identity = server_identity(REORDER)
     if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
-    identity, memory_bytes = server_identity(REORDER), usable_memory()
+
+    from headrace.reorder_service.server import serve  # takes seconds, which a wrong argument need not wait for
+
+    memory_bytes = usable_memory()
     serving = serve(args.listen, args.store, args.metrics, token=token, identity=identity, keep=keep, memory_bytes=memory_bytes)
     return run_service("reorder", serving, args.log_format)
