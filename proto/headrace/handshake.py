@@ -2,35 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from headrace.identity import AUTHORITIES, CHAIN, KEY, TLS, Identity, Papers
+from headrace.errors import EndpointError, HeadraceError, UnavailableError
+from headrace.identity import AUTHORITIES, CHAIN, REORDER, TLS, Identity, Papers, identity
 
 PROBE_TIMEOUT_S = 2.0
 _HAS_EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED
 
 
-def tls_mismatch(endpoint: str, identity: Identity | None, server: str) -> str:
+def tls_mismatch(endpoint: str, own: Identity | None, server: str) -> str:
     """Return why TLS keeps a client from talking to the server at `endpoint`; empty if TLS is not the reason.
 
-    `endpoint`: HOST:PORT, or several separated by commas, of which the first with a reason counts. `identity`: the client's;
+    `endpoint`: HOST:PORT, or several separated by commas, of which the first with a reason counts. `own`: the client's;
     None: it speaks plain text. `server`: the name of the server asked for. Connects to find out, with a timeout of
     PROBE_TIMEOUT_S.
     """
-    papers = identity.present() if identity is not None else None
+    papers = own.present() if own is not None else None
     reasons = (_mismatch(one, papers, server) for one in endpoint.split(","))
     return next(filter(None, reasons), "")
 
 
-def shown_names(endpoint: str, identity: Identity) -> list[str]:
-    """Return the DNS names in the certificate of the server at HOST:PORT; none if it shows none that the identity accepts."""
+async def explained(error: HeadraceError | None, reorder: str) -> HeadraceError | None:
+    """Return an error that says why TLS keeps the process of this environment from the reorder service, else `error`.
+
+    That is looked for only after an UnavailableError of a process that speaks TLS.
+    """
+    if not isinstance(error, UnavailableError) or (own := identity()) is None:
+        return error
+    reason = await asyncio.to_thread(tls_mismatch, reorder, own, REORDER)
+    return EndpointError(reason) if reason else error
+
+
+def shown_names(endpoint: str, own: Identity) -> list[str]:
+    """Return the DNS names in the certificate of the server at HOST:PORT; none if it shows none that `own` accepts."""
     try:
-        with _connected(endpoint, identity.present(), "") as secured:
+        with _connected(endpoint, own.present(), "") as secured:
             return _names(secured)
     except OSError:  # which ssl.SSLError is
         return []
@@ -85,7 +99,10 @@ def _context(papers: Papers | None) -> ssl.SSLContext:
         context.verify_mode = ssl.CERT_NONE  # only to learn whether the server speaks TLS; nothing is sent over it
     else:
         context.load_verify_locations(cadata=papers.authorities.decode("ascii"))
-        context.load_cert_chain(papers.folder / CHAIN, papers.folder / KEY)
+        with open(os.memfd_create("papers"), "wb") as file:  # ssl reads files, and theirs may be replaced by now
+            file.write(papers.chain + b"\n" + papers.key)
+            file.flush()
+            context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     return context
 
 

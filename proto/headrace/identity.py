@@ -71,22 +71,24 @@ def load_papers(folder: Path, now: datetime) -> Papers:
     Raises UserError if a file cannot be read, the files do not fit together, or the certificate is not valid now.
     """
     from cryptography import x509  # takes a moment, which processes without TLS need not wait for
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
 
     authorities, chain, key = (_read(folder / name) for name in (AUTHORITIES, CHAIN, KEY))
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=authorities.decode("ascii"))
     except (ssl.SSLError, ValueError) as err:
         raise UserError(f"{folder / AUTHORITIES} has no certificate in PEM: put that of the cluster's authority there") from err
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(folder / CHAIN, folder / KEY, password="")
+    try:  # what was read, not the files, which may be replaced meanwhile
         certificate = x509.load_pem_x509_certificates(chain)[0]
-    except ssl.SSLError as err:
-        if err.reason == "KEY_VALUES_MISMATCH":
-            raise UserError(f"{folder / KEY} is not the key of {folder / CHAIN}: put two there that were made together") from err
+        own_key = serialization.load_pem_private_key(key, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as err:
         raise UserError(
             f"{folder / CHAIN} and {folder / KEY} are not a certificate and its unencrypted key in PEM: make them with "
             "`headrace certs`, or have your authority make them"
         ) from err
+    if own_key.public_key() != certificate.public_key():
+        raise UserError(f"{folder / KEY} is not the key of {folder / CHAIN}: put two there that were made together")
     papers = Papers(
         folder=folder,
         authorities=authorities,

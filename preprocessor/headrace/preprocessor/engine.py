@@ -28,6 +28,7 @@ from typing import Any
 import grpc
 
 from headrace.errors import HeadraceError, UserError, first_error, from_rpc
+from headrace.handshake import explained
 from headrace.herd import retry_pause_s
 from headrace.manifest import PAGE_SHARDS, ShardInfo
 from headrace.message_codec import (
@@ -133,6 +134,7 @@ class Engine:
         pause_s = RECONNECT_S
         while True:
             worked, error = await self._connection()
+            error = await explained(error, self._reorder)
             if worked:
                 pause_s = RECONNECT_S
             elif isinstance(error, UserError):

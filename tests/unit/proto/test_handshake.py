@@ -20,7 +20,7 @@ from cryptography import x509
 from headrace import rpc
 from headrace.cli.run.authority import open_authority
 from headrace.errors import EndpointError, UnavailableError, UserError
-from headrace.handshake import tls_mismatch
+from headrace.handshake import explained, tls_mismatch
 from headrace.identity import CHAIN, CLIENT, PREPROCESSOR, REORDER, TLS, Identity
 from headrace.jobs_client import JobsClient
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
@@ -34,10 +34,15 @@ class Recorder(jobs_pb2_grpc.JobsServicer):
 
     def __init__(self) -> None:
         self.cancelled: list[str] = []
+        self.deleted: list[str] = []
 
     async def Cancel(self, request: jobs_pb2.CancelRequest, _: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:  # noqa: N802
         self.cancelled.append(request.job)
         return jobs_pb2.JobStatus(job=request.job)
+
+    async def Delete(self, request: jobs_pb2.DeleteRequest, _: grpc.aio.ServicerContext) -> jobs_pb2.DeleteReply:  # noqa: N802
+        self.deleted.append(request.job)
+        return jobs_pb2.DeleteReply()
 
     async def List(  # noqa: N802
         self, _request: jobs_pb2.ListRequest, _: grpc.aio.ServicerContext
@@ -69,6 +74,7 @@ def cancel(endpoint: str, tls: Path | str) -> str:
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TLS, raising=False)
+    monkeypatch.setattr(rpc, "PROBE_AFTER_S", 0.0)
 
 
 @pytest.fixture
@@ -103,14 +109,14 @@ async def refused(shown: Identity | None, client_tls: Path | str, sentence: str)
         with pytest.raises(EndpointError, match=f"^{sentence.replace('ENDPOINT', endpoint)}[^\n]*$"):
             await asyncio.to_thread(cancel, endpoint, client_tls)
         with pytest.raises(UnavailableError):
-            await asyncio.to_thread(cancel_at_once, endpoint, client_tls)
-        assert recorder.cancelled == []
+            await asyncio.to_thread(delete_at_once, endpoint, client_tls)
+        assert recorder.cancelled == recorder.deleted == []
 
 
-def cancel_at_once(endpoint: str, tls: Path | str) -> None:
-    """Without waiting for the service first."""
+def delete_at_once(endpoint: str, tls: Path | str) -> None:
+    """Without waiting for the service first, and without trying again."""
     with rpc.channel(endpoint, tls=tls) as channel:
-        rpc.call(jobs_pb2_grpc.JobsStub(channel).Cancel, REQUEST, endpoint, timeout_s=60)
+        rpc.call(jobs_pb2_grpc.JobsStub(channel).Delete, jobs_pb2.DeleteRequest(job="job"), endpoint, timeout_s=60)
 
 
 async def test_a_plain_client_is_told_that_the_server_speaks_tls(papers: Path) -> None:
@@ -175,6 +181,23 @@ async def test_who_shows_no_certificate_is_let_in_nowhere(papers: Path) -> None:
         with pytest.raises(UnavailableError):
             await asyncio.to_thread(cancel_without)
         assert recorder.cancelled == []
+
+
+async def test_a_process_that_goes_on_asking_learns_the_reason(
+    papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away, other = UnavailableError("away"), UserError("other")
+    monkeypatch.setenv(TLS, str(papers / "preprocessor"))
+    async with serving(Identity(make_cluster_papers(tmp_path / "theirs") / "reorder")) as (endpoint, _):
+        reason = await explained(away, endpoint)
+        assert isinstance(reason, EndpointError)
+        assert f"the certificate of {endpoint} is of no authority" in str(reason)
+        assert await explained(other, endpoint) is other
+        assert await explained(None, endpoint) is None
+        monkeypatch.setenv(TLS, "")
+        assert await explained(away, endpoint) is away
+    monkeypatch.setenv(TLS, str(papers / "preprocessor"))
+    assert await explained(away, endpoint) is away
 
 
 async def test_who_does_not_answer_at_all_is_no_matter_of_tls(papers: Path) -> None:

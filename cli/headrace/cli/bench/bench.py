@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(preprocess)
     transport = kinds.add_parser("transport", help="payload from one process to another, by every transport")
     transport.add_argument("--rounds", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
+    transport.add_argument(
+        "--encrypted", action="store_true", help="with mutual TLS, but for the raw socket (default: plain text)"
+    )
     for kind in (preprocess, transport):
         kind.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
 
@@ -116,7 +119,7 @@ def _transport(args: argparse.Namespace) -> None:
 
     if args.rounds < 1:
         raise UserError(f"--rounds must be at least 1, got {args.rounds}")
-    figures = measure(args.rounds, _say)
+    figures = measure(args.rounds, _say, encrypted=args.encrypted)
     if args.format == "json":
         print(json.dumps(dataclasses.asdict(figures) | {"verdict": transport_verdict(figures)}))
         return

@@ -17,6 +17,7 @@ from time import perf_counter
 import numpy as np
 import pyarrow as pa
 
+from headrace.identity import identity
 from headrace.preprocessor.payload.arena import Arena
 from headrace.preprocessor.payload.part import Entry
 from headrace.preprocessor.payload.payload_store import PayloadStore
@@ -113,14 +114,14 @@ def fill_store(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: li
 
 
 async def run(sizes: list[int]) -> None:
-    """Serve parts of the given sizes in bytes until standard input ends."""
+    """Serve parts of the given sizes in bytes until standard input ends, over TLS if the environment names papers."""
     budget = 3 * PARTS * sum(sizes)
-    arena, key = Arena(budget), make_key()
+    arena, key, own = Arena(budget), make_key(), identity()
     try:
         writes = {size: time_writes(arena, size) for size in sizes}
         store = PayloadStore(budget, arena)
         servicer = PayloadServicer(store, {JOB: key}.get, arena)
-        async with payload_servers("127.0.0.1:0", servicer, arena, with_ucx=True) as endpoint:
+        async with payload_servers("127.0.0.1:0", servicer, arena, identity=own, with_ucx=own is None) as endpoint:
             tickets = fill_store(store, PayloadWriter(arena), key, sizes)
             facts = {"endpoint": endpoint, "raw_port": serve_raw(max(sizes)), "tickets": tickets, "writes": writes}
             print(json.dumps(facts), flush=True)

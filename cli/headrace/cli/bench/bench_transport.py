@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
 from headrace.child_process import with_parent_death_signal
+from headrace.cli.run.authority import FOLDERS, make_papers
 from headrace.errors import HeadraceError, UserError
+from headrace.identity import TLS
 from headrace.trainer.loading.part_client import PartClient
 from headrace.transport.base import SHARED_MEMORY, TRANSPORTS
 
@@ -60,15 +65,15 @@ class TransportFigures:
     """Transport -> why it is not available on this machine."""
 
 
-def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None) -> TransportFigures:
+def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None, *, encrypted: bool = False) -> TransportFigures:
     """Start the sending process and measure all transports and sizes in turn, `rounds` times.
 
-    `say` is called with a text before each measurement. Raises UserError where the sending process cannot be started, for
-    example because shared memory is too small.
+    `say` is called with a text before each measurement. `encrypted`: with mutual TLS, but for the raw socket. Raises UserError
+    where the sending process cannot be started, for example because shared memory is too small.
     """
-    with _peer() as facts:
+    with _papers(encrypted) as papers, _peer(papers["preprocessor"]) as facts:
         endpoint, tickets = facts["endpoint"], {int(size): names for size, names in facts["tickets"].items()}
-        clients, impossible = _clients(endpoint, tickets[SIZES[0]][0])
+        clients, impossible = _clients(endpoint, tickets[SIZES[0]][0], papers["trainer"])
         raw: dict[int, list[Rate]] = {size: [] for size in SIZES}
         rates: dict[str, dict[int, list[Rate]]] = {name: {size: [] for size in SIZES} for name in clients}
         single: dict[str, dict[int, list[Rate]]] = {name: {size: [] for size in SIZES} for name in clients}
@@ -96,7 +101,18 @@ def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None)
 
 
 @contextlib.contextmanager
-def _peer() -> Iterator[dict[str, Any]]:
+def _papers(encrypted: bool) -> Iterator[Mapping[str, str]]:
+    """Yield the folders of papers that are made for the block, by kind of process; empty names unless `encrypted`."""
+    if not encrypted:
+        yield dict.fromkeys(FOLDERS, "")
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-papers-") as folder:
+        list(make_papers(Path(folder), days=1))
+        yield {name: f"{folder}/{name}" for name in FOLDERS}
+
+
+@contextlib.contextmanager
+def _peer(tls: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "headrace.cli.bench.bench_peer", *map(str, SIZES)]
     with subprocess.Popen(
         with_parent_death_signal(command, signal.SIGKILL),
@@ -104,6 +120,7 @@ def _peer() -> Iterator[dict[str, Any]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, TLS: tls},
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -128,11 +145,11 @@ def _peer() -> Iterator[dict[str, Any]]:
             patience.cancel()
 
 
-def _clients(endpoint: str, ticket: str) -> tuple[dict[str, PartClient], dict[str, str]]:
+def _clients(endpoint: str, ticket: str, tls: str) -> tuple[dict[str, PartClient], dict[str, str]]:
     """Return a client for each transport that works on this machine, and for each other transport why it does not."""
     clients, impossible = {}, {}
     for name in TRANSPORTS:
-        client = PartClient((name,))
+        client = PartClient((name,), tls=tls)
         try:
             client.fetch(endpoint, ticket).delivery.release()
         except HeadraceError as err:

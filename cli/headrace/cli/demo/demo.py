@@ -78,9 +78,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo's job to its end and print its summary; return the exit code."""
     from headrace.cli.demo.display import Display
     from headrace.cli.watch.summary import print_summary
+    from headrace.identity import TLS
 
     if args.preprocessors < 1:
         raise UserError(f"--preprocessors must be at least 1, got {args.preprocessors}")
+    os.environ[TLS] = ""  # all processes are of this machine, and papers that the environment names are of another cluster
     spec = _spec(args)
     _check_data(spec)
     make_folder(args.out)

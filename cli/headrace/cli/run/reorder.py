@@ -71,15 +71,15 @@ def run(args: argparse.Namespace) -> int:
     from headrace.errors import UserError
     from headrace.identity import REORDER, server_identity
     from headrace.reorder_service.keep_finished import KeepFinished
-    from headrace.reorder_service.server import serve
     from headrace.token_folder import TokenFolder
 
     if min(args.max_jobs, args.max_calls_per_s) < 1:
         raise UserError("--max-jobs and --max-calls-per-s must be at least 1")
+    identity = server_identity(REORDER)
     if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
-    tokens, identity = TokenFolder(args.tokens) if args.tokens else None, server_identity(REORDER)
+    tokens = TokenFolder(args.tokens) if args.tokens else None
     check_exposure(
         args.listen,
         has_token=bool(token or tokens),
@@ -87,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
         allow_anyone=args.allow_anyone,
         allow_plaintext=args.allow_plaintext,
     )
+
+    from headrace.reorder_service.server import serve  # takes seconds, which a wrong argument need not wait for
+
     serving = serve(
         args.listen,
         args.store,

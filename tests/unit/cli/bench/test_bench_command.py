@@ -78,8 +78,9 @@ def test_the_slowest_stage_is_named_the_bottleneck() -> None:
 
 
 @pytest.mark.slow
-def test_transports_are_measured_between_two_processes() -> None:
-    figures = bench_transport.measure(rounds=1)
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_transports_are_measured_between_two_processes(encrypted: bool) -> None:
+    figures = bench_transport.measure(rounds=1, encrypted=encrypted)
     assert set(figures.rates) | set(figures.impossible) == set(TRANSPORTS)
     for rates in (figures.raw, *figures.rates.values(), *figures.single.values()):
         assert all(rate.bytes_per_s > 0 for rate in rates.values())

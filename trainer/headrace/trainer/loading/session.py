@@ -19,7 +19,9 @@ from headrace.errors import (
     UnavailableError,
     lost_commits,
 )
+from headrace.handshake import tls_mismatch
 from headrace.herd import retry_pause_s
+from headrace.identity import REORDER, identity
 from headrace.measured import MeasuredWork
 from headrace.message_codec import measured_message, rejection_message
 from headrace.quarantine import Rejected
@@ -175,11 +177,16 @@ class SessionClient:
                 if time.monotonic() > deadline or self._closed.is_set():
                     raise
                 if throttle.is_due(str(err), time.monotonic()):
-                    log.info("waiting for job=%s: %s", self.job, err)
+                    log.info("waiting for job=%s: %s", self.job, self._tls_reason() or err)
                 PROGRESS.move()
                 self._pause(RETRY_S)
         self._session, self._generation = reply.session, reply.generation
         return reply
+
+    def _tls_reason(self) -> str:
+        """Return why TLS keeps this rank from the service; empty if it does not, or this rank speaks plain text."""
+        own = identity(self._tls)
+        return tls_mismatch(self.endpoint, own, REORDER) if own is not None else ""
 
     def _pause(self, pause_s: float) -> None:
         """Wait for `pause_s`, and longer where many hosts or ranks may do the same at the same moment."""
