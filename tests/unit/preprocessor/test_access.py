@@ -257,3 +257,5 @@ def test_unless_told_jobs_of_this_machine_alone_may_read(listen: str, reorder: s
     assert preprocessor.access(parser.parse_args(arguments)) == access
     told = preprocessor.access(parser.parse_args([*arguments, "--data-root", str(tmp_path), "--allow-url", "s3://b/"]))
     assert told == Access(roots=(str(tmp_path.resolve()),), urls=("s3://b/",))
+    near = preprocessor.access(parser.parse_args([*arguments, "--allow-local-urls"]))
+    assert near == (NOTHING if access == NOTHING else Access(local_urls=True))
