@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 
 from headrace.errors import UnavailableError
+from headrace.identity import Identity
 from headrace.observability import metrics
 from headrace.reorder_service import planning
 from headrace.reorder_service.api.fleet import FleetServicer
@@ -70,13 +71,15 @@ async def serve(
     metrics_listen: str = "",
     *,
     token: str = "",
+    identity: Identity | None = None,
     keep: KeepFinished | None = None,
     memory_bytes: float = math.inf,
 ) -> None:
     """Run a reorder service until cancelled.
 
-    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served. `keep`:
-    which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
+    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served.
+    `identity`: for TLS; None: plain text. `keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much
+    memory this process may use.
 
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
@@ -84,12 +87,12 @@ async def serve(
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
-            await _serve(listen, token, lambda: ReorderService(store, keep, memory_bytes))
+            await _serve(listen, token, identity, lambda: ReorderService(store, keep, memory_bytes))
         finally:
             await store.close()
 
 
-async def _serve(listen: str, token: str, make_service: Callable[[], ReorderService]) -> None:
+async def _serve(listen: str, token: str, identity: Identity | None, make_service: Callable[[], ReorderService]) -> None:
     leadership = Leadership()
     leadership.starting = True
     _set_up_gauges(leadership)
@@ -103,6 +106,7 @@ async def _serve(listen: str, token: str, make_service: Callable[[], ReorderServ
                 MembershipServicer(leadership), s
             ),
         },
+        identity,
         token=token,
     )
     await server.start(serving=False, starting=True)

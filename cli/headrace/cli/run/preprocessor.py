@@ -102,10 +102,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
     )
     parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM: trainers connect over TLS (default: no TLS)"
-    )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, not encrypted")
-    parser.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
@@ -121,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token
     from headrace.errors import UserError
-    from headrace.transport.tls import load_certificate
+    from headrace.identity import PREPROCESSOR, server_identity
 
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
     if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
@@ -130,15 +126,13 @@ def run(args: argparse.Namespace) -> int:
         rpc.check_endpoint(endpoint)
     if not 0 <= args.flight_port <= 65535:
         raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
-    if (args.tls_cert is None) != (args.tls_key is None):
-        raise UserError("--tls-cert and --tls-key go together: name both, or neither")
-    if args.ucx and args.tls_cert:
-        raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
+    identity = server_identity(PREPROCESSOR)
+    if args.ucx and identity is not None:
+        raise UserError("--ucx does not encrypt, and --tls or HEADRACE_TLS asks for it: leave one of them away")
     await_token_file()
     token = cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
     allowed = access(args)
-    certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
 
     from headrace.preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
     from headrace.preprocessor.sources.cache import ShardCache, default_cache
@@ -157,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         token=token,
         with_checksum=args.checksum,
         flight_port=args.flight_port,
-        certificate=certificate,
+        identity=identity,
         with_ucx=args.ucx,
         metrics_listen=args.metrics,
     )

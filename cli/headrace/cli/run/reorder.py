@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_token_file
+from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_tls, add_token_file
 from headrace.cli.log_format import add_log_format
 
 DEFAULT_STORE = "embedded:headrace-store"
@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`ever` drops none (default: %(default)s)",
     )
     add_token_file(parser, TOKEN_HELP + "; made where it is not there")
+    add_tls(parser)
     add_allow_anyone(parser)
     add_log_format(parser)
 
@@ -51,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.run.memory import usable_memory
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+    from headrace.identity import REORDER, server_identity
     from headrace.reorder_service.keep_finished import KeepFinished
     from headrace.reorder_service.server import serve
 
@@ -58,5 +60,6 @@ def run(args: argparse.Namespace) -> int:
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
     check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
-    serving = serve(args.listen, args.store, args.metrics, token=token, keep=keep, memory_bytes=usable_memory())
+    identity, memory_bytes = server_identity(REORDER), usable_memory()
+    serving = serve(args.listen, args.store, args.metrics, token=token, identity=identity, keep=keep, memory_bytes=memory_bytes)
     return run_service("reorder", serving, args.log_format)
