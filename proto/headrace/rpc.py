@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,6 +24,7 @@ from headrace.handshake import tls_mismatch
 from headrace.identity import REORDER, Identity, Papers, channel_options, identity
 from headrace.leader_channel import LeaderChannel, look_up_async
 from headrace.renewing_channel import RenewingChannel
+from headrace.token_folder import TokenFolder
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +207,7 @@ def unary_method(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(self, raise_if_refused(request), context)
+            return await method(self, raise_if_refused(request, context), context)
         except HeadraceError as err:
             await context.abort(status_of(err), str(err))
 
@@ -221,9 +223,8 @@ def stream_method(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with contextlib.aclosing(
-                method(self, raise_if_refused(request), context)
-            ) as replies:  # its `finally` runs at once
+            replies = method(self, raise_if_refused(request, context), context)
+            async with contextlib.aclosing(replies):  # its `finally` runs at once
                 async for reply in replies:
                     yield reply
         except HeadraceError as err:
@@ -245,16 +246,19 @@ class Server:
         identity: Identity | None = None,
         *,
         token: str = "",
+        tokens: TokenFolder | None = None,
+        calls_per_s: float = math.inf,
     ) -> None:
         """`listen`: HOST:PORT; port 0 takes a free one. `services`: full service name -> function that adds its servicer.
-        `identity`: for TLS, with which clients must show certificates too; None: plain text. `token`: the cluster token that all
-        calls but health checks must carry; empty: none.
+        `identity`: for TLS, with which clients must show certificates too; None: plain text. `token`: the cluster token, with
+        which every method may be called; empty: none. `tokens`: those with roles; None: none. With any, all calls but health
+        checks must carry one. `calls_per_s`: most calls of the Jobs service that are answered to one host.
 
         Raises EndpointError if `listen` is malformed, taken or not of this machine.
         """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token)])
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token, tokens, calls_per_s)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():
@@ -368,7 +372,8 @@ def _absence(endpoint: str, tls: str | Path | None) -> str:
             try:
                 jobs_pb2_grpc.JobsStub(ch).Show(jobs_pb2.ShowRequest(), timeout=CALL_TIMEOUT_S)
             except grpc.RpcError as err:
-                return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
+                if err.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a preprocessor's token may not ask for jobs
+                    return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
     return f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?"
 
 

@@ -1,12 +1,16 @@
-"""Arguments that name the reorder service, the cluster's token and a process's papers, with the default endpoint."""
+"""Arguments that name the reorder service, tokens and papers, and say to whom a service is open; the default endpoint of all."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
-TOKEN_HELP = "with the cluster's secret (default: $HEADRACE_CLUSTER_TOKEN_FILE, or the secret itself in $HEADRACE_CLUSTER_TOKEN)"
+TOKEN_HELP = (
+    "with the cluster's secret, or that of this process's role (default: $HEADRACE_CLUSTER_TOKEN_FILE, or the secret itself in "
+    "$HEADRACE_CLUSTER_TOKEN)"
+)
 
 
 def add_endpoint(parser: argparse.ArgumentParser, flag: str = "--endpoint", note: str = "") -> None:
@@ -32,10 +36,25 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_allow_anyone(parser: argparse.ArgumentParser) -> None:
-    """Add `--allow-anyone`, without which no service listens beyond this machine unless it asks for a token."""
+def add_doors(parser: argparse.ArgumentParser, whose: str) -> None:
+    """Add the arguments that say who is let into a service: `--tokens`, `--allow-anyone` and `--allow-plaintext`.
+
+    `whose`: of whom the service lets in those with a token of their role.
+    """
+    parser.add_argument(
+        "--tokens",
+        type=Path,
+        default=os.environ.get("HEADRACE_TOKENS") or None,
+        metavar="DIR",
+        help=f"with files of tokens, named by role: {whose}; `headrace tokens DIR` makes them (default: $HEADRACE_TOKENS)",
+    )
     parser.add_argument(
         "--allow-anyone",
         action="store_true",
         help="listen on other addresses than the loopback's without a cluster token, too: whoever reaches them is let in",
+    )
+    parser.add_argument(
+        "--allow-plaintext",
+        action="store_true",
+        help="listen on other addresses than the loopback's without TLS, too: whoever reads the network reads tokens and data",
     )

@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": ("demo.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
     "reorder": ("run.reorder", "run the reorder service"),
     "preprocessor": ("run.preprocessor", "run a preprocessor"),
+    "tokens": ("run.tokens", "make a folder of tokens, one for each role"),
     "train": ("run.train", "train the compact model on a job's batches"),
     "export": ("run.export", "write the weights of a checkpoint as a folder that transformers loads"),
     "job": ("watch.job", "submit jobs, list, show and change them"),
