@@ -18,7 +18,6 @@ from headrace.observability import metrics
 from tests.kubernetes_documents import BASE, DEPLOYMENTS, OVERLAYS, ROOT, containers, pod_specs
 from tests.kustomization import kustomized
 
-TO_COME = {"HEADRACE_TLS", "HEADRACE_TOKENS"}
 SOURCES = ("proto", "reorder_service", "preprocessor", "trainer", "cli")
 HPA, KEDA = DEPLOYMENTS / "overlays" / "hpa", DEPLOYMENTS / "overlays" / "keda"
 read = cache(kustomized)
@@ -84,7 +83,7 @@ def test_torchrun_and_headrace_take_what_the_script_gives_them(container: dict[s
 
 @each
 def test_settings_are_ones_that_headrace_reads(container: dict[str, Any]) -> None:
-    names = {name for name in _environment(container) if name.startswith(("HEADRACE", "OTEL"))} - TO_COME
+    names = {name for name in _environment(container) if name.startswith(("HEADRACE", "OTEL"))}
     text = "".join(path.read_text() for folder in SOURCES for path in (ROOT / folder).rglob("*.py")) if names else ""
     assert {name for name in names if f'"{name}"' not in text} == set()
 
