@@ -47,8 +47,11 @@ class Run:
         (folder / "job.yaml").write_text(JOB.replace("DATA", str(data)))
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         env = {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
+        env |= {"HEADRACE_DATA": str(data), "HEADRACE_TRAIN": "--device cpu --fresh-weights"}
         command = ("sbatch", "--parsable", "headrace.sbatch", "job.yaml")
-        self.job = cluster(*command, cwd=folder, HEADRACE_DATA=str(data), HEADRACE_TRAIN="--device cpu", **env).partition(";")[0]
+        self.job = cluster(
+            *command, cwd=folder, HEADRACE_DATA=str(data), HEADRACE_TRAIN="--device cpu --fresh-weights", **env
+        ).partition(";")[0]
         self.own = folder / f"headrace-{self.job}"
 
     @property
@@ -82,8 +85,11 @@ def test_a_job_whose_time_is_over_goes_back_into_the_queue_and_goes_on(cluster: 
     run.await_in_log("the job goes back into the queue")
     await_that(lambda: cluster.state_of(run.job) == "PENDING", "in the queue again", END_S)
     assert not (run.own / "papers").exists()
-    cluster("scancel", run.job)
-    await_that(lambda: run.ended, "the job's end", END_S)
+    await_that(lambda: run.ended, "the job's second run", END_S)  # Slurm holds it back for two minutes
+    assert cluster.state_of(run.job) == "COMPLETED", run.log[-6000:]
+    assert run.log.count("submitted job=demo") == 1
+    assert run.log.count("quarantine") >= 1
+    assert sorted(path.name for path in run.own.iterdir()) == ["store"]
 
 
 def test_a_cancelled_job_leaves_no_secret(cluster: SlurmCluster, tmp_path: Path) -> None:
