@@ -35,10 +35,10 @@ test-slow: setup  ## what the suite leaves out for its time: more variants, and 
 
 # An environment without what only developers have, as a trainer's host is.
 INTEGRATIONS := .venv-integrations
-test-integrations:  ## train by the loops of other libraries, kill them and go on, in an environment of their own, which it makes
+test-integrations:  ## train by the loops of other libraries and beside a Ray cluster, kill them and go on, in an environment of their own, which it makes
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
+	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations,ray]' pytest pytest-asyncio pytest-timeout hypothesis
 	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x /tests/ $(INTEGRATIONS)/lib $(PORTIONS) || true
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks
 
