@@ -19,6 +19,7 @@ from headrace.processes import free_port
 
 MARK = "RAY_NODE_OF_TESTS"
 """Variable by which the processes of a node are found, whoever has started them: its value is the node's."""
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
 STORE_BYTES = 80_000_000
 TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -27,8 +28,9 @@ POLL_S = 0.1
 class RayNodes:
     """A head without processors, and nodes with one each."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: for logs."""
+    def __init__(self, folder: Path, *, python: Path | None = None) -> None:
+        """`folder`: for logs. `python`: an interpreter that has Ray; None: this one."""
+        self._python = str(python or sys.executable)
         self._folder = folder
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # sockets need a short path
         self._names: list[str] = []
@@ -47,6 +49,10 @@ class RayNodes:
         """Return the nodes that have a process with this in its command line."""
         return [name for name in self._names if any(text in command_line(pid) for pid in self._pids(name))]
 
+    def pids(self, text: str) -> list[int]:
+        """Return the processes of all nodes that have this in their command line."""
+        return [pid for name in self._names for pid in self._pids(name) if text in command_line(pid)]
+
     def kill(self, name: str) -> None:
         """SIGKILL to all processes of a node: raylet, workers, and what these have started."""
         while pids := self._pids(name):
@@ -64,9 +70,9 @@ class RayNodes:
     def _start(self, name: str, options: Sequence[str]) -> None:
         self._names.append(name)
         mark = f"{self._temporary}/{name}"
-        environment = {**os.environ, MARK: mark, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore"}
-        common = ["--node-ip-address=127.0.0.1", f"--object-store-memory={STORE_BYTES}", "--block", "--log-color=false"]
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *options, *common]
+        environment = {**os.environ, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
+        common = [f"--object-store-memory={STORE_BYTES}", "--block", "--log-color=false"]
+        command = [self._python, "-m", "ray.scripts.scripts", "start", *options, *common]
         log = self._folder / f"ray-{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -102,16 +108,18 @@ def command_line(pid: int) -> str:
 class Driver:
     """`headrace preprocessor --engine ray`, as a user starts it."""
 
-    def __init__(self, nodes: RayNodes, reorder: str, log: Path, *options: str) -> None:
+    def __init__(self, nodes: RayNodes, reorder: str, log: Path, *options: str, python: Path | None = None) -> None:
         self.log = log
         arguments = ["preprocessor", "--reorder", reorder, "--engine", "ray", "--address", nodes.address, "--budget-mib", "64"]
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                with_parent_death_signal([sys.executable, "-m", "headrace.cli", *arguments, *options], signal.SIGKILL),
+                with_parent_death_signal(
+                    [str(python or sys.executable), "-m", "headrace.cli", *arguments, *options], signal.SIGKILL
+                ),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore", "RAY_USAGE_STATS_ENABLED": "0"},
+                env={**os.environ, **QUIET},
             )
 
     def lines(self, text: str) -> list[str]:
@@ -132,9 +140,9 @@ class Driver:
 
 
 @contextmanager
-def driving(nodes: RayNodes, reorder: str, log: Path, *options: str) -> Iterator[Driver]:
+def driving(nodes: RayNodes, reorder: str, log: Path, *options: str, python: Path | None = None) -> Iterator[Driver]:
     """A driver for the block, which ends well by SIGTERM."""
-    driver = Driver(nodes, reorder, log, *options)
+    driver = Driver(nodes, reorder, log, *options, python=python)
     try:
         yield driver
     finally:

@@ -38,7 +38,8 @@ class HostedPreprocessor:
         """`listen`: empty: a free port of this node's address. `environment`: added to the node's."""
         import ray
 
-        self._node = str(ray.util.get_node_ip_address())
+        here = ray.get_runtime_context().get_node_id()  # whose address is that of `ray start --node-ip-address`, if it was given
+        self._node = next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
         self._endpoint = self._last_words = ""
         command = [
             sys.executable,

@@ -19,7 +19,6 @@ from headrace.errors import EndpointError, UserError
 
 if TYPE_CHECKING:
     from headrace.cli.ray_engine.ray_fleet import RayFleet
-    from headrace.cli.scale.scaling_policy import Decision, Load
 
 NAMESPACE = "headrace"
 ANSWER_S = 5.0  # that the cluster's head may take to answer
@@ -47,11 +46,7 @@ def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: fl
         say("attached", nodes=len(nodes), min=settings.limits.minimum, max=settings.limits.maximum)
         with _closed_whatever(fleet), JobsClient(args.reorder) as client:
             fleet.want(settings.limits.minimum)
-
-            def carry_out(decision: Decision, _: Load) -> None:
-                fleet.want(decision.wanted)
-
-            follow(client, settings.limits, carry_out, meanwhile=fleet.look_after)
+            follow(client, settings.limits, fleet.want, meanwhile=fleet.look_after)
     return 0
 
 

@@ -7,13 +7,9 @@ import contextlib
 import shlex
 import subprocess
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headrace.cli.endpoint import add_endpoint
 from headrace.cli.scale.scaling_loop import Limits, add_limits, follow, say
-
-if TYPE_CHECKING:
-    from headrace.cli.scale.scaling_policy import Decision, Load
 
 COUNT = "{count}"
 COMPOSE = "docker compose up --detach --no-recreate --no-deps --scale preprocessor={count} preprocessor"
@@ -44,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make one decision after the other until Ctrl-C, or one. While there is no job or no service, the number stays as it is.
+    """Make one decision after the other until Ctrl-C, or one. While no service answers, the number stays as it is.
 
     Raises UserError for limits that exclude each other or a command without {count}, EndpointError if no service answers at the
     start, and with --once UnavailableError if it goes away.
@@ -70,11 +66,11 @@ def _command(args: argparse.Namespace) -> list[str]:
         raise UserError(f"--run cannot be read ({err}): {text}") from err
 
 
-def _carry_out(command: list[str], decision: Decision, load: Load) -> None:
-    """Run the command if the number is to change."""
-    if decision.wanted == load.preprocessors or not command:
+def _carry_out(command: list[str], wanted: int) -> None:
+    """Run the command, if there is one."""
+    if not command:
         return
-    words = [word.replace(COUNT, str(decision.wanted)) for word in command]
+    words = [word.replace(COUNT, str(wanted)) for word in command]
     try:
         done = subprocess.run(
             words, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=COMMAND_S, check=False

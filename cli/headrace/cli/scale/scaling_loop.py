@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 from headrace.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from headrace.cli.scale.scaling_policy import Decision, Load
+    from headrace.cli.scale.scaling_policy import Load
     from headrace.cli.watch.rates import Looks
     from headrace.jobs_client import JobsClient
 
@@ -70,14 +70,15 @@ class Limits:
 def follow(
     client: JobsClient,
     limits: Limits,
-    carry_out: Callable[[Decision, Load], None],
+    carry_out: Callable[[int], None],
     *,
     meanwhile: Callable[[], None] = lambda: None,
     once: bool = False,
 ) -> None:
     """Make one decision after the other, say each and have it carried out; for ever, or once.
 
-    While there is no job or no service, the number stays as it is. `meanwhile`: called once a second, whatever is decided.
+    carry_out: called with a number of preprocessors that may not be the present one, more than once with the same perhaps. While
+    no service answers, or a job begins, the number stays as it is. meanwhile: called once a second, whatever is decided.
     Raises UnavailableError with `once` if the service goes away, and what the callables raise.
     """
     from headrace.cli.scale.scaling_policy import ScalingPolicy
@@ -94,10 +95,9 @@ def follow(
             say("away", endpoint=client.endpoint, why=str(err))
             watch.rest(LOOK_S)
             continue
-        if load is None:
-            say("idle", why="there is no job, and none tells of preprocessors")
-        else:
-            decision = policy.decide(load, time.monotonic())
+        now_s = time.monotonic()
+        if load is not None:
+            decision = policy.decide(load, now_s)
             say(
                 "decided",
                 preprocessors=load.preprocessors,
@@ -106,7 +106,13 @@ def follow(
                 data_wait=f"{load.wait:.0%}",
                 why=decision.why,
             )
-            carry_out(decision, load)
+            if decision.wanted != load.preprocessors:
+                carry_out(decision.wanted)
+        elif (idle := policy.decide_without_jobs(now_s)) is None:
+            say("idle", why="there is no job, and none tells of preprocessors")
+        else:
+            say("decided", wanted=idle.wanted, why=idle.why)
+            carry_out(idle.wanted)
         if once:
             return
 

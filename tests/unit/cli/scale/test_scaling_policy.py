@@ -23,7 +23,16 @@ def load(count: int, wait: float = 0.0, **fields: Any) -> Load:
     """Of preprocessors that are all busy where trainers wait, and half of them where they do not."""
     busy = float(count) if wait else count / 2
     return Load(
-        **{"preprocessors": count, "busy": busy, "wait": wait, "helps": True, "samples_per_s": 100.0, "why": "because"} | fields
+        **{
+            "preprocessors": count,
+            "busy": busy,
+            "wait": wait,
+            "helps": True,
+            "begins": False,
+            "samples_per_s": 100.0,
+            "why": "because",
+        }
+        | fields
     )
 
 
@@ -103,6 +112,27 @@ def test_limits_are_kept_and_said() -> None:
     assert (decision.wanted, decision.why) == (2, "because; 0 would do, the least is 2")
 
 
+def test_a_job_that_begins_leaves_the_number_alone_for_as_long_as_it_does() -> None:
+    scaling = policy()
+    times = (0.0, COOL_DOWN_S, 2 * COOL_DOWN_S)
+    assert [scaling.decide(load(10, busy=0.0, begins=True), at_s).wanted for at_s in times] == [10, 10, 10]
+    assert scaling.decide(load(10, wait=0.5, begins=True), 3 * COOL_DOWN_S).wanted == 20, "another job's trainers wait"
+
+
+def test_without_any_job_the_fewest_are_enough_after_the_cool_down() -> None:
+    scaling = policy(minimum=2)
+    scaling.decide(load(10, wait=0.04, busy=9.0), 0.0)
+    assert scaling.decide_without_jobs(INTERVAL_S) is None
+    assert scaling.decide_without_jobs(INTERVAL_S + COOL_DOWN_S - 1) is None
+    idle = scaling.decide_without_jobs(INTERVAL_S + COOL_DOWN_S)
+    assert idle is not None
+    assert (idle.wanted, idle.why) == (2, "there has been no job for 300 s")
+    later_s = 2 * COOL_DOWN_S
+    assert scaling.decide(load(2, wait=0.5), later_s).wanted == 2, "they have gone since, and are measured first"
+    assert scaling.decide(load(2, wait=0.5), later_s + INTERVAL_S).wanted == 4
+    assert scaling.decide_without_jobs(later_s + 2 * INTERVAL_S) is None, "the cool-down begins anew"
+
+
 # -- hours of recorded work -------------------------------------------------------------------------------------------
 
 RECORDED: dict[str, list[float]] = json.loads(
@@ -163,6 +193,7 @@ def simulated(decode_ms: Sequence[float]) -> Run:
                 busy=there * min(1.0, busy_s / passed_s),
                 wait=waited_s / passed_s,
                 helps=True,
+                begins=False,
                 samples_per_s=GLOBAL_BATCH * steps / passed_s,
                 why="",
             )
