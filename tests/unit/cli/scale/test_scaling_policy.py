@@ -154,6 +154,8 @@ class Run:
     """(time, number wanted, number needed)."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """(time, share of the interval before it that the trainer waited)."""
+    gone: list[int] = field(default_factory=list)
+    """Numbers wanted once the trainer has gone, every INTERVAL_S."""
 
     @property
     def directions(self) -> list[int]:
@@ -203,6 +205,10 @@ def simulated(decode_ms: Sequence[float]) -> Run:
             run.decisions.append((trained_s, wanted, needs))
             run.waits.append((trained_s, measured.wait))
             decided_s, waited_s, busy_s, steps = trained_s, 0.0, 0.0, 0
+    for after_s in itertools.takewhile(lambda seconds: seconds <= 2 * COOL_DOWN_S, itertools.count(INTERVAL_S, INTERVAL_S)):
+        idle = load(there, busy=0.0, helps=False, samples_per_s=0.0)
+        run.gone.append(scaling.decide(idle, trained_s + after_s).wanted)
+        there = run.gone[-1]
     return run
 
 
@@ -241,3 +247,10 @@ def test_the_trainer_hardly_waits_once_its_preprocessors_are_there(run: Run) -> 
 def test_no_more_are_kept_than_the_trainer_takes_from(run: Run) -> None:
     last = run.decisions[-1][1]
     assert last <= math.ceil(1.5 * PHASES[-1][1])
+
+
+def test_the_fewest_are_kept_once_the_trainer_has_gone_and_not_before_the_cool_down(run: Run) -> None:
+    last = run.decisions[-1][1]
+    assert run.gone[0] == last
+    assert run.gone[-1] == 1
+    assert len(list(itertools.takewhile(lambda wanted: wanted == last, run.gone))) >= COOL_DOWN_S / INTERVAL_S - 2
