@@ -37,10 +37,10 @@ test-slow: setup  ## what the suite leaves out for its time: more variants, and 
 
 # An environment without what only developers have, as a trainer's host is.
 INTEGRATIONS := .venv-integrations
-test-integrations:  ## train by the loops of other libraries, kill them and go on, in an environment of their own, which it makes
+test-integrations:  ## train by the loops of other libraries and beside a Ray cluster, kill them and go on, in an environment of their own, which it makes
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations]' pytest pytest-asyncio pytest-timeout hypothesis
+	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations,ray]' pytest pytest-asyncio pytest-timeout hypothesis
 	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x /tests/ $(INTEGRATIONS)/lib $(PORTIONS) || true
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks
 
@@ -90,6 +90,9 @@ gpu-check: setup  ## check and measure the trainer on this machine's GPUs, or EM
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
+bench-ray: setup  ## measure preprocessors on a Ray cluster: waits after a killed node, delivery beside plain processes and Ray Data (ten minutes)
+	@$(BIN)/python -m benchmarks.ray
+
 simulate: setup  ## run the control plane in virtual time with faults drawn from seeds, and check every promise (ten minutes)
 	@$(BIN)/python -m tests.simulation --minutes 10
 
@@ -125,4 +128,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

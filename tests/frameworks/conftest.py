@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from tests.integration.conftest import calm, spec, undisturbed
+from tests.integration.conftest import calm, cluster, spec, undisturbed
 
-__all__ = ["calm", "spec", "undisturbed"]
+__all__ = ["calm", "cluster", "spec", "undisturbed"]
 
 
 def needs(library: str, remedy: str = "make test-integrations") -> None:

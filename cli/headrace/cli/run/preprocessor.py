@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.endpoint import add_doors, add_endpoint
 from headrace.cli.log_format import add_log_format
+from headrace.cli.ray_engine.ray_options import add_engine, ray_settings
 from headrace.cli.run.memory import usable_memory
 from headrace.cli.run.processors import usable_processors
 
@@ -114,10 +115,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_doors(parser, "train, of those that fetch payload here")
     add_log_format(parser)
+    add_engine(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a preprocessor until it is interrupted."""
+    """Run a preprocessor, or with --engine ray several on a Ray cluster, until it is interrupted."""
+    if (settings := ray_settings(args)) is not None:
+        from headrace.cli.ray_engine.ray_driver import drive
+
+        return drive(args, settings, REORDER_TIMEOUT_S)
     from headrace import rpc
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token

@@ -6,7 +6,8 @@ trainers do not wait, as many preprocessors do the same as have their decoders b
 
 More are started at once, as GPUs wait; fewer only after a cool-down in which all decisions would have been for fewer. A number
 under which trainers have waited is not gone back to for REMEMBER_S, and neither is more asked for for as long where more had not
-made them faster: so the number settles.
+made them faster: so the number settles. A job that begins leaves the number alone until its trainers tell what they take. Where
+no job runs, or trainers have gone, nobody takes anything, and the fewest are enough after the cool-down.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class Load:
     """Share of their time that trainers wait for data, of the job whose trainers wait most; 0 without one."""
     helps: bool
     """Whether more preprocessors are what these trainers wait for."""
+    begins: bool
+    """Whether a job has begun whose trainers have not told yet what they take."""
     samples_per_s: float
     """Samples that trainers have committed, of all jobs."""
     why: str
@@ -54,6 +57,8 @@ def needed(load: Load, least_wait: float) -> Decision:
     least_wait: share of trainers' time below which a wait for data is not worth a remedy.
     """
     count = load.preprocessors
+    if load.wait < least_wait and load.begins:
+        return Decision(wanted=count, why=load.why)
     if load.wait < least_wait:
         return Decision(wanted=min(count, math.ceil(load.busy * SPARE)), why=load.why)
     if not load.helps:
@@ -79,9 +84,11 @@ class ScalingPolicy:
         self._too_few: dict[int, float] = {}  # number under which trainers waited -> when, last
         self._before_growth: Load | None = None  # what was measured when there were fewer, until it is compared
         self._enough_until_s = -math.inf  # more were of no use
+        self._idle_since_s: float | None = None  # when the service was first seen without a job
 
     def decide(self, load: Load, now_s: float) -> Decision:
         """Return how many there should be now. `now_s`: by any clock that does not go back."""
+        self._idle_since_s = None
         if self._wanted is None:
             self._wanted, self._connected = self._within(load.preprocessors), load.preprocessors
         former, self._connected = self._connected, load.preprocessors
@@ -106,6 +113,17 @@ class ScalingPolicy:
             self._wanted, self._since_s = bounded, now_s
             self._recent.clear()
         return Decision(wanted=bounded, why=why)
+
+    def decide_without_jobs(self, now_s: float) -> Decision | None:
+        """Return that the fewest are enough, once there has been no job for the whole cool-down; None: the number stays."""
+        if self._idle_since_s is None:
+            self._idle_since_s = now_s
+        if now_s - self._idle_since_s < self._cool_down_s:
+            return None
+        if self._wanted != self._minimum:
+            self._wanted, self._since_s = self._minimum, now_s
+            self._recent.clear()
+        return Decision(wanted=self._minimum, why=f"there has been no job for {now_s - self._idle_since_s:.0f} s")
 
     def _within(self, wanted: int) -> int:
         return max(self._minimum, min(self._maximum, wanted))

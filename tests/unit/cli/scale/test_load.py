@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cli.scale.load import load_of
 from headrace.cli.watch.rates import Look
-from headrace.v1.jobs_pb2 import JOB_STATE_DONE, JobStatus
+from headrace.v1.jobs_pb2 import JOB_STATE_DONE, JOB_STATE_INDEXING, JobStatus, RankStatus
 from tests.unit.cli.watch.test_bottleneck import BUSY, IDLE, member, status
 
 
@@ -43,3 +43,36 @@ def test_the_job_whose_trainers_wait_most_counts_and_all_samples() -> None:
 def test_jobs_that_are_over_ask_for_none() -> None:
     load = load_of([steady(0.5, preprocessors=BUSY, state=JOB_STATE_DONE)])
     assert (load.preprocessors, load.busy, load.wait, load.why) == (2, 0.0, 0.0, "every step is committed")
+
+
+WAITED: dict[str, Any] = {"preprocessors": IDLE, "committed_steps": 20, "step_s": 20.0, "data_wait_s": 10.0}
+
+
+@pytest.mark.parametrize("ranks", [[], [RankStatus(rank=0, step_s=1.0)]])
+def test_nobody_waits_once_the_trainers_have_gone_whatever_they_had_waited(ranks: list[RankStatus]) -> None:
+    gone = status(0.5, ranks=ranks, **WAITED)
+    load = load_of([looks(gone, gone)])
+    assert (load.preprocessors, load.wait, load.busy, load.begins) == (2, 0.0, 0.0, False)
+
+
+def test_nobody_waits_in_a_job_that_is_paused() -> None:
+    paused = status(0.5, ranks=[RankStatus(rank=0, step_s=1.0, connected=True)], paused=True, **WAITED)
+    load = load_of([looks(paused, paused)])
+    assert (load.wait, load.begins) == (0.0, False)
+
+
+def test_a_step_that_takes_longer_than_the_looks_is_waited_for_as_before() -> None:
+    slow = status(0.5, ranks=[RankStatus(rank=0, step_s=60.0, connected=True)], **WAITED)
+    assert load_of([looks(slow, slow)]).wait == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"state": JOB_STATE_INDEXING, "ranks": []},
+        {"ranks": [RankStatus(rank=0, connected=True)], "step_s": 0.0, "data_wait_s": 0.0},
+    ],
+)
+def test_a_job_begins_until_a_trainer_has_reported_a_step(fields: dict[str, Any]) -> None:
+    begun = status(preprocessors=IDLE, **fields)
+    assert load_of([looks(begun, begun)]).begins

@@ -23,7 +23,16 @@ def load(count: int, wait: float = 0.0, **fields: Any) -> Load:
     """Of preprocessors that are all busy where trainers wait, and half of them where they do not."""
     busy = float(count) if wait else count / 2
     return Load(
-        **{"preprocessors": count, "busy": busy, "wait": wait, "helps": True, "samples_per_s": 100.0, "why": "because"} | fields
+        **{
+            "preprocessors": count,
+            "busy": busy,
+            "wait": wait,
+            "helps": True,
+            "begins": False,
+            "samples_per_s": 100.0,
+            "why": "because",
+        }
+        | fields
     )
 
 
@@ -103,6 +112,27 @@ def test_limits_are_kept_and_said() -> None:
     assert (decision.wanted, decision.why) == (2, "because; 0 would do, the least is 2")
 
 
+def test_a_job_that_begins_leaves_the_number_alone_for_as_long_as_it_does() -> None:
+    scaling = policy()
+    times = (0.0, COOL_DOWN_S, 2 * COOL_DOWN_S)
+    assert [scaling.decide(load(10, busy=0.0, begins=True), at_s).wanted for at_s in times] == [10, 10, 10]
+    assert scaling.decide(load(10, wait=0.5, begins=True), 3 * COOL_DOWN_S).wanted == 20, "another job's trainers wait"
+
+
+def test_without_any_job_the_fewest_are_enough_after_the_cool_down() -> None:
+    scaling = policy(minimum=2)
+    scaling.decide(load(10, wait=0.04, busy=9.0), 0.0)
+    assert scaling.decide_without_jobs(INTERVAL_S) is None
+    assert scaling.decide_without_jobs(INTERVAL_S + COOL_DOWN_S - 1) is None
+    idle = scaling.decide_without_jobs(INTERVAL_S + COOL_DOWN_S)
+    assert idle is not None
+    assert (idle.wanted, idle.why) == (2, "there has been no job for 300 s")
+    later_s = 2 * COOL_DOWN_S
+    assert scaling.decide(load(2, wait=0.5), later_s).wanted == 2, "they have gone since, and are measured first"
+    assert scaling.decide(load(2, wait=0.5), later_s + INTERVAL_S).wanted == 4
+    assert scaling.decide_without_jobs(later_s + 2 * INTERVAL_S) is None, "the cool-down begins anew"
+
+
 # -- hours of recorded work -------------------------------------------------------------------------------------------
 
 RECORDED: dict[str, list[float]] = json.loads(
@@ -124,6 +154,8 @@ class Run:
     """(time, number wanted, number needed)."""
     waits: list[tuple[float, float]] = field(default_factory=list)
     """(time, share of the interval before it that the trainer waited)."""
+    gone: list[int] = field(default_factory=list)
+    """Numbers wanted once the trainer has gone, every INTERVAL_S."""
 
     @property
     def directions(self) -> list[int]:
@@ -163,6 +195,7 @@ def simulated(decode_ms: Sequence[float]) -> Run:
                 busy=there * min(1.0, busy_s / passed_s),
                 wait=waited_s / passed_s,
                 helps=True,
+                begins=False,
                 samples_per_s=GLOBAL_BATCH * steps / passed_s,
                 why="",
             )
@@ -172,6 +205,10 @@ def simulated(decode_ms: Sequence[float]) -> Run:
             run.decisions.append((trained_s, wanted, needs))
             run.waits.append((trained_s, measured.wait))
             decided_s, waited_s, busy_s, steps = trained_s, 0.0, 0.0, 0
+    for after_s in itertools.takewhile(lambda seconds: seconds <= 2 * COOL_DOWN_S, itertools.count(INTERVAL_S, INTERVAL_S)):
+        idle = load(there, busy=0.0, helps=False, samples_per_s=0.0)
+        run.gone.append(scaling.decide(idle, trained_s + after_s).wanted)
+        there = run.gone[-1]
     return run
 
 
@@ -210,3 +247,10 @@ def test_the_trainer_hardly_waits_once_its_preprocessors_are_there(run: Run) -> 
 def test_no_more_are_kept_than_the_trainer_takes_from(run: Run) -> None:
     last = run.decisions[-1][1]
     assert last <= math.ceil(1.5 * PHASES[-1][1])
+
+
+def test_the_fewest_are_kept_once_the_trainer_has_gone_and_not_before_the_cool_down(run: Run) -> None:
+    last = run.decisions[-1][1]
+    assert run.gone[0] == last
+    assert run.gone[-1] == 1
+    assert len(list(itertools.takewhile(lambda wanted: wanted == last, run.gone))) >= COOL_DOWN_S / INTERVAL_S - 2

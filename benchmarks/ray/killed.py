@@ -1,0 +1,101 @@
+"""How long a trainer waits for its next steps when the Ray node of one of two preprocessors is killed."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+from benchmarks.preprocess.services import Services, services
+from benchmarks.preprocess.workload import job_spec
+from benchmarks.report import Rival, Row, Section, at_most
+from benchmarks.timing import progress
+from headrace import trainer
+from headrace.jobs_client import JobsClient
+from headrace.trainer import StepLoader
+from headrace.trainer.loading.steps import Step
+from tests.frameworks.ray_nodes import Driver, RayNodes, driving, until
+
+GOAL_S = 2.0
+COMPUTING_S = 0.4
+"""That the EMULATED model takes for a step, which two preprocessors decode in less."""
+FIRST, BEFORE, AFTER = 6, 12, 20
+"""Steps that are not counted, and those before and after the kill that are."""
+GLOBAL_BATCH = 16
+PREPROCESSOR = "headrace.cli preprocessor"
+
+
+def section(python: Path, photos: Path, *, rounds: int) -> Section:
+    """All rounds with one cluster, to which a node is added for each that is killed."""
+    before_s: list[float] = []
+    longest_s: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, services([]) as running:
+        folder = Path(name)
+        nodes = RayNodes(folder, python=python)
+        try:
+            for _ in range(3):
+                nodes.add()
+            log = folder / "driver.log"
+            with driving(
+                nodes,
+                running.endpoint,
+                log,
+                "--min",
+                "2",
+                "--max",
+                "2",
+                "--allow-anyone",
+                "--data-root",
+                str(photos),
+                python=python,
+            ) as driver:
+                driver.until(" started preprocessor=", count=2)
+                job = running.submit(job_spec(photos, global_batch=GLOBAL_BATCH, topology={"replicas": 1, "microbatches": 1}))
+                with trainer.connect(running.endpoint, job=job) as loader:
+                    steps = iter(loader)
+                    _waits_s(steps, loader, FIRST)
+                    for number in range(rounds):
+                        progress(f"a killed node, round {number + 1} of {rounds}")
+                        before_s += _waits_s(steps, loader, BEFORE)
+                        nodes.kill(nodes.hosts(PREPROCESSOR)[0])
+                        longest_s.append(max(_waits_s(steps, loader, AFTER)))
+                        _restore(nodes, driver, running, job, number)
+        finally:
+            nodes.close()
+    row = Row(
+        name="longest wait for a step after the kill, median of the rounds",
+        value=median(longest_s),
+        unit="s",
+        rival=Rival(value=median(before_s), source="median wait before"),
+        goal=at_most(GOAL_S),
+        detail=f"rounds: {', '.join(f'{wait_s:.2f}' for wait_s in longest_s)}; longest before: {max(before_s):.2f} s",
+    )
+    worst = Row(name="the same, the longest of the rounds", value=max(longest_s), unit="s", goal=at_most(GOAL_S))
+    how = f"the model is EMULATED: {COMPUTING_S:g} s a step of {GLOBAL_BATCH} samples"
+    return Section(
+        title=f"The Ray node of one of two preprocessors is killed (SIGKILL to all its processes); {how}", rows=[row, worst]
+    )
+
+
+def _waits_s(steps: Iterator[Step], loader: StepLoader, count: int) -> list[float]:
+    """Train so many steps, and return how long each was waited for."""
+    waits_s = []
+    for _ in range(count):
+        begun_s = time.perf_counter()
+        step = next(steps)
+        for _ in step:
+            pass
+        waits_s.append(time.perf_counter() - begun_s)
+        time.sleep(COMPUTING_S)
+        loader.commit(step)
+    return waits_s
+
+
+def _restore(nodes: RayNodes, driver: Driver, running: Services, job: str, number: int) -> None:
+    """Add a node, and wait until two preprocessors are connected again."""
+    nodes.add()
+    driver.until(" lost preprocessor=", count=number + 1)
+    with JobsClient(running.endpoint) as client:
+        until(lambda: len(client.show(job).preprocessors) == 2, driver.log.read_text)

@@ -1,0 +1,133 @@
+"""The driver of `headrace preprocessor --engine ray`: it attaches to a Ray cluster and keeps preprocessors running there."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from headrace import rpc
+from headrace.cli.ray_engine.ray_options import RaySettings, free_port_of
+from headrace.cli.scale.scaling_loop import follow, say
+from headrace.cluster_token import TOKEN, await_token_file, cluster_token, is_loopback
+from headrace.errors import EndpointError, UserError
+
+if TYPE_CHECKING:
+    from headrace.cli.ray_engine.ray_fleet import RayFleet
+
+NAMESPACE = "headrace"
+ANSWER_S = 5.0  # that the cluster's head may take to answer
+PASSED_ON = "HEADRACE_"
+"""Variables whose names begin so are the preprocessors' too."""
+
+
+def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: float) -> int:
+    """Run preprocessors on a Ray cluster until SIGINT or SIGTERM, which end them in order.
+
+    args: of `headrace preprocessor`. Raises UserError where Ray is not installed, or where the cluster could not serve trainers,
+    EndpointError where no cluster or no reorder service answers, HeadraceError where preprocessors end again and again.
+    """
+    from headrace.jobs_client import JobsClient
+
+    for endpoint in filter(None, (*args.reorder.split(","), settings.listen, args.metrics)):
+        rpc.check_endpoint(endpoint)
+    await_token_file()
+    with contextlib.suppress(KeyboardInterrupt), _attached(settings.address) as nodes, _interrupted_by_sigterm():
+        _check_reach(args, settings, nodes)
+        rpc.await_reorder_service(args.reorder, reorder_timeout_s)
+        from headrace.cli.ray_engine.ray_fleet import RayFleet
+
+        fleet = RayFleet(settings, {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}, say)
+        say("attached", nodes=len(nodes), min=settings.limits.minimum, max=settings.limits.maximum)
+        with _closed_whatever(fleet), JobsClient(args.reorder) as client:
+            fleet.want(settings.limits.minimum)
+            follow(client, settings.limits, fleet.want, meanwhile=fleet.look_after)
+    return 0
+
+
+@contextlib.contextmanager
+def _attached(address: str) -> Iterator[list[str]]:
+    """Attach to a cluster for the block, with the addresses of its nodes. Raises UserError or EndpointError."""
+    address = address or os.environ.get("RAY_ADDRESS", "auto")
+    ray = _ray()
+    _check_answers(address)
+    try:
+        ray.init(address=address, namespace=NAMESPACE, logging_level="WARNING", log_to_driver=True)
+    except ConnectionError as err:
+        what = "no Ray cluster runs on this machine" if address == "auto" else f"no Ray cluster answers at {address}"
+        raise EndpointError(f"{what}: start one by `ray start --head`, or name one by --address HOST:PORT") from err
+    except (RuntimeError, ValueError) as err:
+        raise UserError(f"cannot attach to the Ray cluster at {address}: {' '.join(str(err).split())}") from err
+    try:
+        yield [node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]]
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError as err:
+        if err.name != "ray":
+            raise
+        raise UserError("--engine ray needs Ray: install it with `pip install 'headrace[ray]'`, here and on every node") from err
+    return ray
+
+
+def _check_answers(address: str) -> None:
+    """Raise EndpointError if nobody listens at HOST:PORT, where Ray would try for a minute."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not host:  # such as `auto`
+        return
+    if not port.isdecimal():
+        raise UserError(f"--address is HOST:PORT of a Ray cluster's head, got {address}")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+    except OSError as err:
+        raise EndpointError(
+            f"no Ray cluster answers at {address} ({err}): start one by `ray start --head`, or correct --address"
+        ) from err
+
+
+def _check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str]) -> None:
+    """Raise UserError where preprocessors would be refused, or could not reach the reorder service."""
+    listens = [settings.listen or free_port_of(node) for node in nodes]
+    open_ones = [listen for listen in listens if not is_loopback(listen)]
+    if open_ones and not (cluster_token() or args.allow_anyone):
+        raise UserError(
+            f"preprocessors on {open_ones[0].rpartition(':')[0]} let in whoever reaches them, as there is no cluster token: give "
+            f"every process the same one by {TOKEN} or --cluster-token-file; --allow-anyone serves strangers all the same"
+        )
+    if len(set(nodes)) > 1 and all(map(is_loopback, args.reorder.split(","))):
+        raise UserError(
+            f"--reorder {args.reorder} is this machine only: name an address that all {len(set(nodes))} nodes of Ray reach"
+        )
+
+
+@contextlib.contextmanager
+def _closed_whatever(fleet: RayFleet) -> Iterator[None]:
+    """End the preprocessors with the block. A second Ctrl-C leaves that to Ray, which ends them with this process."""
+    try:
+        yield
+    finally:
+        say("ending", why="all preprocessors are ended in order")
+        fleet.close()
+
+
+@contextlib.contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM count as Ctrl-C within the block, in which Ray is attached: it sets a handler of its own before."""
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
