@@ -6,9 +6,10 @@ import importlib.util
 
 import pytest
 
+from tests.frameworks.library_loops import loop
 from tests.integration.conftest import calm, spec, undisturbed
 
-__all__ = ["calm", "spec", "undisturbed"]
+__all__ = ["calm", "loop", "spec", "undisturbed"]
 
 
 def needs(library: str, remedy: str = "make test-integrations") -> None:

@@ -41,6 +41,7 @@ if __name__ == "__main__":
     if not hasattr(dist, "set_timeout"):  # of a later torch: it shortens the timeout behind the first step
         dist.set_timeout = lambda timeout, group=None: None
     sys.stderr = sys.stdout  # where it logs the losses
+    print("EMULATED: torchtitan on the processor", flush=True)
     script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
