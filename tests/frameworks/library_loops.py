@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,11 +66,15 @@ def loop(calm: Any, tmp_path: Path) -> Loop:
 def losses(process: subprocess.Popen[str], log: Path, stop: int | None = None) -> dict[int, float]:
     """Of the steps that a loop prints; it is killed once it has printed `stop`, with the processes that it has started."""
     found: dict[int, float] = {}
+    printed: deque[str] = deque(maxlen=60)
     with process:
         assert process.stdout is not None
-        for match in filter(None, map(LOSS.match, process.stdout)):
+        for line in process.stdout:
+            printed.append(line)
+            if (match := LOSS.match(line)) is None:
+                continue
             found[int(match[1])] = float(match[2])
             if int(match[1]) == stop:
                 os.killpg(process.pid, signal.SIGKILL)  # Megatron's savers would keep its output open
-    assert process.returncode == 0 or stop is not None, log.read_text()[-4000:]
+    assert process.returncode == 0 or stop is not None, log.read_text()[-4000:] + "".join(printed)
     return found
