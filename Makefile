@@ -35,14 +35,24 @@ test: setup lint  ## the suite; what is left out for its time is in test-slow
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
 
-# An environment without what only developers have, as a trainer's host is.
+# Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
+# preprocessor does: it is installed first, and works with the newer one, of which pip warns.
 INTEGRATIONS := .venv-integrations
-test-integrations:  ## train by the loops of other libraries and beside a Ray cluster, kill them and go on, in an environment of their own, which it makes
+TORCHTITAN := .venv-torchtitan
+TESTERS := pytest pytest-asyncio pytest-timeout hypothesis
+test-integrations:  ## train by the loops of other libraries and beside a Ray cluster, kill them and go on, in two environments, which it makes
 	@test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
 	@$(INTEGRATIONS)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations,ray]' pytest pytest-asyncio pytest-timeout hypothesis
+	@$(INTEGRATIONS)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor,trainer,integrations,ray]' $(TESTERS)
 	@$(INTEGRATIONS)/bin/python -m compileall -qq -j 0 -x /tests/ $(INTEGRATIONS)/lib $(PORTIONS) || true
-	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks
+	@test -x $(TORCHTITAN)/bin/python || $(PYTHON) -m venv $(TORCHTITAN)
+	@$(TORCHTITAN)/bin/pip install --quiet --disable-pip-version-check 'pip>=25'
+	@grep -v '^fsspec==' constraints.txt > $(TORCHTITAN)/constraints.txt
+	@$(TORCHTITAN)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint $(TORCHTITAN)/constraints.txt --editable '.[trainer]' torchtitan==0.3.0 triton $(TESTERS)
+	@$(TORCHTITAN)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[preprocessor]'
+	@$(TORCHTITAN)/bin/python -m compileall -qq -j 0 -x /tests/ $(TORCHTITAN)/lib || true
+	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
+	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
 unit: setup  ## the fast tests only
 	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture

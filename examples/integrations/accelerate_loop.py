@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import torch
 from accelerate import Accelerator
-from settings import arguments, small_llama
+from settings import arguments
+from small_llama import small_llama
 
 from headrace.trainer.integrations import accelerate_loader as headrace
 from headrace.trainer.integrations.model_inputs import packed_inputs

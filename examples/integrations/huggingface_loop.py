@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from settings import arguments, small_llama
+from settings import arguments
+from small_llama import small_llama
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 

@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from settings import arguments, small_llama
+from settings import arguments
+from small_llama import small_llama
 
 from headrace import trainer
 from headrace.trainer.integrations.lightning_loader import HeadraceBatches

@@ -6,7 +6,8 @@ python examples/integrations/plain_loop.py --endpoint 127.0.0.1:7070 --job demo 
 from __future__ import annotations
 
 import torch
-from settings import arguments, small_llama
+from settings import arguments
+from small_llama import small_llama
 from transformers import LlamaForCausalLM
 
 from headrace import trainer

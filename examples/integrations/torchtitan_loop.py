@@ -1,4 +1,4 @@
-"""A small Llama trained by torchtitan. It needs `pip install 'headrace[trainer,integrations]'`.
+"""A small Llama trained by torchtitan. It needs `pip install 'headrace[trainer]' 'torchtitan>=0.3' triton`.
 
 torchrun --nproc-per-node 1 examples/integrations/torchtitan_loop.py --endpoint 127.0.0.1:7070 --job demo \
     --checkpoints /tmp/torchtitan
@@ -6,53 +6,58 @@ torchrun --nproc-per-node 1 examples/integrations/torchtitan_loop.py --endpoint 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
-from settings import arguments
-from torchtitan.components.checkpoint import CheckpointManager
+from settings import parser
+from torchtitan.components.checkpointer import CheckpointManager
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
-from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
-from torchtitan.config import DebugConfig, TrainingConfig
-from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3 import model_registry
+from torchtitan.components.validate import Validator
+from torchtitan.config import DebugConfig, ParallelismConfig, TrainingConfig
 from torchtitan.tools.logging import init_logger
 from torchtitan.trainer import Trainer
+from torchtitan_llama import MAX_NORM, SEED, SEQ_LEN, llama, lr_scheduler, optimizer
 
-from headrace.trainer.integrations.torchtitan_loader import HeadraceDataLoader
+from headrace.trainer.integrations.torchtitan_loader import HeadraceDataLoader, HeadraceValidationLoader
 
 
 def main() -> None:
     """Train until the job's last step is committed."""
-    options = arguments()
+    own = parser()
+    own.add_argument("--validation", metavar="SET", default="", help="validation set of the job, for the steps of --every")
+    own.add_argument("--weights", default="", help="checkpoint of a model to begin with (default: weights of torchtitan's)")
+    options = own.parse_args()
     init_logger()
-    vocab_size, seq_len = 4096, 512  # those of the job: its tokenizer, and its text.max_tokens
-    llama = model_registry("debugmodel")
-    llama.model.layers = llama.model.layers[:2]
-    llama.model.vocab_size = vocab_size
-    llama.model.tok_embeddings.num_embeddings = llama.model.lm_head.out_features = vocab_size
-    if not torch.cuda.is_available():  # torchtitan's other attention has no backward on a processor
-        for layer in llama.model.layers:
-            layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    padded = not torch.cuda.is_available()
     config = Trainer.Config(
-        model_spec=llama,
+        model_spec=llama(),
         hf_assets_path=str(Path(__file__).parents[2] / "preprocessor" / "headrace" / "preprocessor" / "text"),
         dump_folder=str(options.checkpoints),
-        dataloader=HeadraceDataLoader.Config(endpoint=options.endpoint, job=options.job, padded=not torch.cuda.is_available()),
+        dataloader=HeadraceDataLoader.Config(endpoint=options.endpoint, job=options.job, padded=padded),
+        validator=Validator.Config(
+            enable=bool(options.validation),
+            freq=options.every,
+            dataloader=HeadraceValidationLoader.Config(job=options.job, dataset=options.validation),
+        ),
+        parallelism=ParallelismConfig(spmd_backend="partial_dtensor"),
         training=TrainingConfig(
             steps=options.steps,
             local_batch_size=1,
-            global_batch_size=options.microbatches,  # times the number of data-parallel ranks
-            seq_len=seq_len,
+            global_batch_size=options.microbatches * int(os.environ["WORLD_SIZE"]),
+            seq_len=SEQ_LEN,
+            max_norm=MAX_NORM,
             disable_cuda_graphs=True,
-            mixed_precision_param="bfloat16" if torch.cuda.is_available() else "float32",
+            mixed_precision_param="float32" if padded else "bfloat16",
         ),
-        debug=DebugConfig(seed=0),
+        debug=DebugConfig(seed=SEED),
         loss=CrossEntropyLoss.Config(),
-        optimizer=default_adamw(lr=1e-3),
-        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=2),
-        checkpoint=CheckpointManager.Config(enable=True, interval=options.every, last_save_model_only=False),
+        optimizer=optimizer(),
+        lr_scheduler=lr_scheduler(),
+        checkpoint=CheckpointManager.Config(
+            enable=True, interval=options.every, last_save_model_only=False, initial_load_path=options.weights or None
+        ),
         metrics=MetricsProcessor.Config(log_freq=1, disable_color_printing=True),
     )
     training = config.build()

@@ -6,9 +6,10 @@ import importlib.util
 
 import pytest
 
+from tests.frameworks.library_loops import loop
 from tests.integration.conftest import calm, cluster, spec, undisturbed
 
-__all__ = ["calm", "cluster", "spec", "undisturbed"]
+__all__ = ["calm", "cluster", "loop", "spec", "undisturbed"]
 
 
 def needs(library: str, remedy: str = "make test-integrations") -> None:

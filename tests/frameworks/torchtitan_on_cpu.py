@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 
 class ProcessorAsDevice:
@@ -34,13 +35,23 @@ class ProcessorAsDevice:
         return getattr(torch.cpu, name)
 
 
+def divide_behind_sums(module: FSDPModule, factor: float) -> None:
+    """As `FSDPModule.set_gradient_divide_factor`; gloo has no sum that multiplies before."""
+    set_gradient_divide_factor(module, factor)
+    module.set_force_sum_reduction_for_comms(True)
+
+
+set_gradient_divide_factor = FSDPModule.set_gradient_divide_factor
+
 if __name__ == "__main__":
     from torchtitan.tools import utils
 
     utils.device_type, utils.device_module = "cpu", ProcessorAsDevice()
+    FSDPModule.set_gradient_divide_factor = divide_behind_sums
     if not hasattr(dist, "set_timeout"):  # of a later torch: it shortens the timeout behind the first step
         dist.set_timeout = lambda timeout, group=None: None
     sys.stderr = sys.stdout  # where it logs the losses
+    print("EMULATED: torchtitan on the processor", flush=True)
     script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))

@@ -35,7 +35,13 @@ class Preprocessor:
             return fleet_pb2.FleetOrder(job_opened=fleet_pb2.JobOpened(job=job))
 
         self.member = Member(
-            name=self.name, endpoint=f"{self.name}:1", slots=4, send=self._hear, introduce=introduce, dismiss=lambda: None
+            name=self.name,
+            endpoint=f"{self.name}:1",
+            slots=4,
+            send=self._hear,
+            introduce=introduce,
+            dismiss=lambda: None,
+            heartbeat_s=60.0,  # it sends none, however slow the machine is
         )
         self.service.fleet.join(self.member)
         return self.member

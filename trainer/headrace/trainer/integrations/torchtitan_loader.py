@@ -1,6 +1,6 @@
-"""A data loader for torchtitan (0.3), named in `Trainer.Config.dataloader` like those of torchtitan itself.
+"""Data loaders for torchtitan (0.3), named in `Trainer.Config.dataloader` and `Validator.Config.dataloader` like its own.
 
-Its interface is `torchtitan.components.dataloader.BaseDataLoader`: pairs of model inputs and labels, a microbatch each, and a
+Their interface is `torchtitan.components.dataloader.BaseDataLoader`: pairs of model inputs and labels, a microbatch each, and a
 state that torchtitan saves by `torch.distributed.checkpoint`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torchtitan.components.dataloader import BaseDataLoader
@@ -23,6 +23,9 @@ from headrace.trainer.loading.steps import Microbatch
 
 class HeadraceDataLoader(BaseDataLoader):
     """Microbatches of a job. A step is committed when torchtitan asks for the next one."""
+
+    open_by_job: ClassVar[dict[str, HeadraceDataLoader]] = {}
+    """Those of this process that are not closed, by the names of their jobs, for `HeadraceValidationLoader`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -43,6 +46,8 @@ class HeadraceDataLoader(BaseDataLoader):
         parallel = same_samples(dp_rank, dp_world_size)
         loader = connect(config.endpoint, job=config.job, parallel=parallel, equal_microbatches=True)
         self._stream = StepStream(loader, commits_when_asked=True)
+        self._job = config.job
+        self.open_by_job[config.job] = self
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         spec = self._stream.loader.open().spec
@@ -56,7 +61,7 @@ class HeadraceDataLoader(BaseDataLoader):
             yield from map(self._batch, step)
 
     def evaluate(self, name: str) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
-        """Yield the batches of one pass over a validation set of the job (`StepLoader.evaluate`), for a validator of one's own.
+        """Yield the batches of one pass over a validation set of the job (`StepLoader.evaluate`), as many on every rank.
 
         A step of the training that was applied is committed before.
         """
@@ -83,3 +88,44 @@ class HeadraceDataLoader(BaseDataLoader):
         """Commit the last step, if it was applied, and end the session."""
         self._stream.commit()
         self._stream.loader.close()
+        self.open_by_job.pop(self._job, None)
+
+
+class HeadraceValidationLoader(BaseDataLoader):
+    """One pass over a validation set of the job that this process trains on. torchtitan's `Validator` makes one for each pass.
+
+    All ranks have as many batches, and all of them are taken, so that the loss is the exact mean over all targets of the set.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseDataLoader.Config):
+        """Which set it is: `dataset` is its name. Raises UserError where the Validator is to take a part of it."""
+
+        job: str = ""
+        """Name of the job, that of a `HeadraceDataLoader.Config`."""
+        infinite: bool = False
+        """Whether the set is to have no end, which the `Validator` sets where its `steps` are not -1."""
+
+        def __post_init__(self) -> None:
+            if self.infinite:
+                raise UserError(
+                    "a validation set is taken whole, for the mean over all of its targets: leave validator.steps at -1"
+                )
+
+    def __init__(self, config: Config, **_: object) -> None:
+        """Arguments of torchtitan say what the training's loader knows. Raises UserError where the process has none."""
+        if (training := HeadraceDataLoader.open_by_job.get(config.job)) is None:
+            raise UserError(
+                f"validation on a set of job {config.job!r} needs a HeadraceDataLoader of that job as the trainer's dataloader"
+            )
+        self._training, self._name = training, config.dataset
+
+    def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
+        return self._training.evaluate(self._name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: a pass begins anew."""
+        return {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Do nothing: a pass begins anew."""
