@@ -95,6 +95,9 @@ bench-forecast: setup  ## measure live jobs' forecast step time beside what thei
 gpu-check: setup  ## check and measure the trainer on this machine's GPUs, or EMULATED on the CPU where there is none (eight minutes)
 	@$(BIN)/python -m benchmarks.gpu
 
+bench-deployment: setup  ## measure hosts (network namespaces, a quarter of a core each), and what mutual TLS takes; needs root (six minutes)
+	@$(BIN)/python -m benchmarks.deployment
+
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
@@ -133,4 +136,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger simulate chaos chaos-trainer verify layouts layouts-table stubs
