@@ -147,7 +147,7 @@ def _serving(folder: Path) -> Iterator[_Site]:
 
 def _ours(site: _Site, cache: Path, one: _Set, *, steps: int) -> _First:
     folder = cache / f"{one.suffix}-{time.monotonic_ns()}"
-    arguments = ("--threads", "1", "--allow-url", f"{site.url}/", "--cache", str(folder))
+    arguments = ("--threads", "1", "--allow-url", f"{site.url}/", "--allow-local-urls", "--cache", str(folder))
     with services([arguments] * PREPROCESSORS) as running:
         site.counts()
         begun_s = time.perf_counter()

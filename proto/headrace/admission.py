@@ -1,22 +1,31 @@
-"""Admission of gRPC calls: the cluster token, the protocol version, and the size and form of requests.
+"""Admission of gRPC calls: tokens and their roles, the protocol version, the rate of calls, and the size and form of requests.
 
 Clients send token, version and their release as metadata of every call; servers check them before they decode anything of the
-request. Peers of different releases work together as long as the protocol version is the same (docs/upgrading.md).
+request, and log what they refuse (headrace.refusals). Peers of different releases work together as long as the protocol version
+is the same (docs/upgrading.md).
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import hmac
 import importlib.metadata
 import logging
-from collections.abc import AsyncIterable, Callable
+import math
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Set
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import grpc
 
-from headrace.errors import HeadraceError, UnauthenticatedError, UnavailableError, UserError, status_of
+from headrace.call_rate import CallRate, host_of
+from headrace.errors import HeadraceError, LimitError, RoleError, UnauthenticatedError, UnavailableError, UserError, status_of
+from headrace.known_tokens import KnownTokens
 from headrace.observability.logs import pairs
+from headrace.refusals import MOST_RELEASE, RELEASE, Reason, Refusals
+from headrace.roles import Role, may_call, role_names, role_of
+from headrace.token_folder import TokenFolder
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +36,9 @@ it does not know."""
 
 _TOKEN = "authorization"
 _PROTOCOL = "headrace-protocol"
-_RELEASE = "headrace-release"
 _MOST_RELEASES = 16  # other releases that one server logs: anybody may say any
+_SCHEME = "Bearer "
+_RATED = "/headrace.v1.Jobs/"  # for people and tools; what trainers and preprocessors say has the rate of the work
 _OPEN = "/grpc.health."  # open to all: container engines probe it without a token, and it says only whether a service serves
 
 MIB = 1 << 20
@@ -58,8 +68,8 @@ def release() -> str:
 
 def call_metadata(token: str) -> Metadata:
     """Return the metadata that a client sends with every call: protocol version, release and, unless it is empty, the token."""
-    version = ((_PROTOCOL, str(PROTOCOL)), (_RELEASE, release()))
-    return ((_TOKEN, f"Bearer {token}"), *version) if token else version
+    version = ((_PROTOCOL, str(PROTOCOL)), (RELEASE, release()))
+    return ((_TOKEN, f"{_SCHEME}{token}"), *version) if token else version
 
 
 class _Details(NamedTuple):
@@ -113,70 +123,157 @@ def with_call_metadata(channel: grpc.Channel, token: str) -> grpc.Channel:
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """A server interceptor that refuses calls with a wrong token, another protocol version, or a request too large or malformed.
+    """A server interceptor that refuses calls with a wrong token, another protocol version, or a request too large or malformed,
+    and those of a peer that calls too often.
 
-    Calls refused for token or version are answered with an error message, and nothing of their request is decoded.
+    Calls refused for token, role, version or rate are answered with an error message, and nothing of their request is decoded.
     """
 
-    def __init__(self, token: str) -> None:
-        """`token`: the cluster token that calls must carry; empty: none is required."""
-        self._token = f"Bearer {token}".encode() if token else b""
+    def __init__(self, token: str, folder: TokenFolder | None = None, calls_per_s: float = math.inf) -> None:
+        """`token`: the cluster token; empty: there is none. `folder`: tokens with roles; None: there are none. Without both,
+        every call is let in. `calls_per_s`: of the Jobs service, for each host that calls.
+        """
+        self._own = KnownTokens.of([(token, Role.CLUSTER)] if token else [])
+        self._folder = folder
+        self._rate = CallRate(calls_per_s)
+        self._refusals = Refusals()
         self._releases: set[str] = set()  # other than this process's own, that have called
 
     async def intercept_service(self, proceed: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         handler = await proceed(details)
-        if handler is None or details.method.startswith(_OPEN):
+        method = details.method
+        if handler is None or method.startswith(_OPEN):
             return handler
-        if (refusal := self._refusal(dict(details.invocation_metadata))) is not None:
-            return _refused(handler, refusal)
-        return _decoding(handler, _MOST_BYTES.get(details.method, MAX_REQUEST_BYTES)) if "headrace" in details.method else handler
+        if (refusal := self._refusal(dict(details.invocation_metadata), method)) is not None:
+            return _refused(handler, refusal, functools.partial(self._refusals.note, refusal.reason, method, **refusal.more))
+        if "headrace" not in method:
+            return handler
+        admitted = _decoding(handler, _MOST_BYTES.get(method, MAX_REQUEST_BYTES), method, self._refusals)
+        return self._rated(admitted, method) if method.startswith(_RATED) and math.isfinite(self._rate.per_s) else admitted
 
-    def _refusal(self, metadata: dict[str, Any]) -> HeadraceError | None:
-        token = str(metadata.get(_TOKEN, "")).encode(errors="replace")
-        if self._token and not hmac.compare_digest(token, self._token):
-            brought = "another one" if token else "none"
-            return UnauthenticatedError(
-                f"this service asks for the cluster's token, and the call brought {brought}: give this process the service's by "
-                "HEADRACE_CLUSTER_TOKEN or HEADRACE_CLUSTER_TOKEN_FILE"
-            )
-        version, other = (str(metadata.get(key, default)) for key, default in ((_PROTOCOL, PROTOCOL), (_RELEASE, "")))
+    def _refusal(self, metadata: dict[str, Any], method: str) -> _Refusal | None:
+        if (self._own or self._folder) and (refusal := self._token_refusal(str(metadata.get(_TOKEN, "")), method)) is not None:
+            return refusal
+        version, other = (str(metadata.get(key, default)) for key, default in ((_PROTOCOL, PROTOCOL), (RELEASE, "")))
         if version != str(PROTOCOL):
-            return UnavailableError(
-                f"this service, of release {release()}, speaks version {PROTOCOL} of the protocol, and who asks, of release "
-                f"{other[:20]!r}, version {version[:9]!r}: run a release that speaks the same version on both sides"
+            return _Refusal(
+                Reason.PROTOCOL,
+                UnavailableError(
+                    f"this service, of release {release()}, speaks version {PROTOCOL} of the protocol, and who asks, of release "
+                    f"{other[:MOST_RELEASE]!r}, version {version[:9]!r}: run a release that speaks the same version on both sides"
+                ),
+                {"version": version[:9]},
             )
         if other not in ("", release(), *self._releases) and len(self._releases) < _MOST_RELEASES:
             self._releases.add(other)
-            log.warning("a peer of another release calls %s", pairs(release=other[:20], own=release()))
+            log.warning("a peer of another release calls %s", pairs(release=other[:MOST_RELEASE], own=release()))
         return None
 
+    def _token_refusal(self, said: str, method: str) -> _Refusal | None:
+        token = said.removeprefix(_SCHEME) if said.startswith(_SCHEME) else ""
+        if not (roles := self._roles_of(token)):
+            asked, whose = ("a role's", "one of its --tokens") if self._folder else ("the cluster's", "the service's")
+            return _Refusal(
+                Reason.UNKNOWN_TOKEN if said else Reason.NO_TOKEN,
+                UnauthenticatedError(
+                    f"this service asks for {asked} token, and the call brought {'another one' if said else 'none'}: give this "
+                    f"process {whose} by HEADRACE_CLUSTER_TOKEN or HEADRACE_CLUSTER_TOKEN_FILE"
+                ),
+            )
+        if may_call(roles, method):
+            return None
+        has, takes, name = role_names(roles), role_of(method), method.rpartition(".")[2]
+        return _Refusal(
+            Reason.ROLE,
+            RoleError(
+                f"{name} takes the role {takes}, and the call's token has {has}: give this process a token of the file `{takes}` "
+                "by HEADRACE_CLUSTER_TOKEN or HEADRACE_CLUSTER_TOKEN_FILE"
+            ),
+            {"has": has, "takes": takes.value},
+        )
 
-def _refused(handler: Any, refusal: HeadraceError) -> Any:
-    """Return a handler of the same kind that aborts every call with `refusal`, and leaves requests as undecoded bytes.
+    def _roles_of(self, token: str) -> Set[Role]:
+        return self._own.roles_of(token) | (self._folder.tokens.roles_of(token) if self._folder else frozenset())
+
+    def _rated(self, handler: Any, method: str) -> Any:
+        """Return a handler, of a method with one request, that decodes and acts only while the peer does not call too often."""
+        decode, serve = handler.request_deserializer, handler.unary_stream or handler.unary_unary
+
+        async def check(context: grpc.aio.ServicerContext) -> None:
+            if not self._rate.take(host_of(context.peer()), time.monotonic()):
+                self._refusals.note(Reason.TOO_MANY_CALLS, method, context)
+                await _abort(
+                    context,
+                    LimitError(
+                        f"this service answers {self._rate.per_s:g} calls a second of one host about jobs, and yours makes more: "
+                        "wait a second, ask less often, or raise the service's --max-calls-per-s"
+                    ),
+                )
+
+        async def reply(request: bytes, context: grpc.aio.ServicerContext) -> Any:
+            await check(context)
+            return await serve(decode(request), context)
+
+        async def replies(request: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+            await check(context)
+            async with contextlib.aclosing(serve(decode(request), context)) as found:
+                async for one in found:
+                    yield one
+
+        return _handler(handler, replies if handler.response_streaming else reply, None)
+
+
+class _Refusal(NamedTuple):
+    reason: Reason
+    error: HeadraceError
+    more: dict[str, object] = {}  # noqa: RUF012
+    """Further fields of the line in the log."""
+
+
+def _refused(handler: Any, refusal: _Refusal, note: Callable[[Any], None]) -> Any:
+    """Return a handler of the same kind that notes every call and aborts it with `refusal`, and leaves requests as undecoded
+    bytes.
 
     One of a stream would receive nothing, but a caller of a unary method then hears of an internal error as often as not.
     """
 
     async def refuse(_request: Any, context: grpc.aio.ServicerContext) -> None:
-        await context.abort(status_of(refusal), str(refusal))
+        note(context)
+        await _abort(context, refusal.error)
 
     return _handler(handler, refuse, None)
 
 
-def _decoding(handler: Any, most_bytes: int) -> Any:
-    """Return the handler with a decoder that yields a UserError in place of a request that is too large or malformed.
+async def _abort(context: grpc.aio.ServicerContext, error: HeadraceError) -> None:
+    await context.abort(status_of(error), str(error))
 
-    `raise_if_refused` raises it (`headrace.rpc.unary_method`).
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NoRequest:
+    """What a method is given in place of a request that is too large or malformed."""
+
+    error: UserError
+    note: Callable[[Any], None]
+
+
+def _decoding(handler: Any, most_bytes: int, method: str, refusals: Refusals) -> Any:
+    """Return the handler with a decoder that yields a _NoRequest in place of a request that is too large or malformed.
+
+    `raise_if_refused` raises its error (`headrace.rpc.unary_method`).
     """
     decode = handler.request_deserializer
 
+    def refused(reason: Reason, sentence: str) -> _NoRequest:
+        return _NoRequest(error=UserError(sentence), note=functools.partial(refusals.note, reason, method))
+
     def decoded(sent: bytes) -> Any:
+        size = f"a request of {len(sent)} bytes"
         if len(sent) > most_bytes:
-            return UserError(f"a request of {len(sent)} bytes is too large: this method takes {most_bytes} at most")
+            return refused(Reason.TOO_LARGE, f"{size} is too large: this method takes {most_bytes} at most")
         try:
             return decode(sent)
         except Exception:  # each of protobuf's implementations raises its own class
-            return UserError(f"a request of {len(sent)} bytes is not the message that this method takes: is the peer Headrace's?")
+            return refused(Reason.MALFORMED, f"{size} is not the message that this method takes: is the peer Headrace's?")
 
     act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     return _handler(handler, act, decoded)
@@ -192,22 +289,26 @@ def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] 
     return kinds[like.request_streaming, like.response_streaming](act, decode, like.response_serializer)
 
 
-def raise_if_refused(request: Any) -> Any:
-    """Return a request, or an iterator over the messages of a stream, for a method to handle. Raises the UserError that stands in
-    place of a request or message that is too large or malformed (`Admission`)."""
+def raise_if_refused(request: Any, context: grpc.aio.ServicerContext) -> Any:
+    """Return a request, or an iterator over the messages of a stream, for a method to handle.
+
+    Raises the UserError of a request or message that is too large or malformed, and notes it (`Admission`).
+    """
     if isinstance(request, AsyncIterable):
-        return _Messages(request)
-    if isinstance(request, UserError):
-        raise request
+        return _Messages(request, context)
+    if isinstance(request, _NoRequest):
+        request.note(context)
+        raise request.error
     return request
 
 
 class _Messages:
-    def __init__(self, messages: AsyncIterable[Any]) -> None:
+    def __init__(self, messages: AsyncIterable[Any], context: grpc.aio.ServicerContext) -> None:
         self._messages = aiter(messages)
+        self._context = context
 
     def __aiter__(self) -> _Messages:
         return self
 
     async def __anext__(self) -> Any:
-        return raise_if_refused(await anext(self._messages))
+        return raise_if_refused(await anext(self._messages), self._context)

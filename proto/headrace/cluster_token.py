@@ -2,7 +2,8 @@
 
 Clients send it with every call (headrace.admission), and servers refuse calls without it. It comes from the environment or from a
 file, never from the command line, which every user of the machine can read. A client without a token sends none, and a server
-without one accepts every call: that is meant for the loopback interface.
+without one accepts every call: that is meant for the loopback interface. Where the reorder service knows tokens with roles
+(headrace.token_folder), a client's token is one of these.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.errors import UserError
@@ -29,16 +31,24 @@ FILE_TIMEOUT_S = 30.0  # how long a process waits for another one to create the 
 def cluster_token() -> str:
     """Return the cluster token from HEADRACE_CLUSTER_TOKEN or from the file that HEADRACE_CLUSTER_TOKEN_FILE names.
 
-    Empty if neither is set. Both are read anew at every call. Raises UserError if the file is unreadable or the token is invalid.
+    Of a file with several tokens, one a line, the first. Empty if neither is set. Both are read anew at every call. Raises
+    UserError if the file is unreadable or the token is invalid.
     """
     if token := os.environ.get(TOKEN, "").strip():
         return validated_token(token, TOKEN)
     if not (file := os.environ.get(TOKEN_FILE, "")):
         return ""
     try:
-        return validated_token(Path(file).read_text(encoding="utf-8").strip(), file)
+        return validated_token(next((line for _, line in token_lines(Path(file).read_text(encoding="utf-8"))), ""), file)
     except (OSError, UnicodeDecodeError) as err:
         raise UserError(f"cannot read the cluster's token from {file}: {err}") from err
+
+
+def token_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of tokens with their numbers from 1 on, without blank ones and those that begin with #."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (token := line.strip()) and not token.startswith("#"):
+            yield number, token
 
 
 def await_token_file(timeout_s: float = FILE_TIMEOUT_S) -> None:
@@ -86,16 +96,28 @@ def make_token_file(path: Path) -> None:
         raise UserError(f"cannot write the cluster's token to {path}: {err}") from err
 
 
-def check_exposure(listen: str, token: str, *, allow_anyone: bool) -> None:
-    """Raise UserError if a service without a token would listen beyond the loopback interface and `allow_anyone` is not set.
+def check_exposure(listen: str, *, has_token: bool, tls: bool, allow_anyone: bool, allow_plaintext: bool) -> None:
+    """Raise UserError if a service would listen beyond the loopback interface without a token or TLS, unless that is said.
 
-    `listen`: HOST:PORT.
+    `listen`: HOST:PORT. `has_token`: whether it asks for one. `tls`: whether its port speaks TLS only. `allow_anyone`: it may go
+    without a token. `allow_plaintext`: it may go without TLS.
     """
-    if not (token or allow_anyone or is_loopback(listen)):
-        raise UserError(
-            f"--listen {listen} lets in whoever reaches it, and there is no cluster token: give every process the same one by "
-            f"{TOKEN} or --cluster-token-file, or listen on 127.0.0.1; --allow-anyone serves strangers all the same"
+    if is_loopback(listen):
+        return
+    lacks, remedies = [], []
+    if not (has_token or allow_anyone):
+        lacks.append("lets in whoever reaches it, and there is no cluster token")
+        remedies.append(
+            f"give every process a token by {TOKEN} or --cluster-token-file and this service those of all roles by --tokens, or "
+            "say --allow-anyone, which serves strangers all the same"
         )
+    if not (tls or allow_plaintext):
+        lacks.append("sends tokens and data in the clear, since there is no TLS")
+        remedies.append(
+            "give every process a certificate by --tls or HEADRACE_TLS, or say --allow-plaintext, where only you read the network"
+        )
+    if lacks:
+        raise UserError(f"--listen {listen} {', and '.join(lacks)}: {'; '.join(remedies)}; or listen on 127.0.0.1")
 
 
 def is_loopback(endpoint: str) -> bool:

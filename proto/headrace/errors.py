@@ -8,7 +8,9 @@ HeadraceError
 |   |-- NotFoundError         no such job, session or part
 |   |-- ConflictError         the request does not fit the present state
 |   |-- EndpointError         nothing usable answers at an endpoint
-|   `-- UnauthenticatedError  the call carries no cluster token, or another one
+|   |-- UnauthenticatedError  the call carries no token, or one that the service does not know
+|   |-- RoleError             the token of the call has not the role that its method takes
+|   `-- LimitError            the service has as many jobs, or calls a second, as it takes
 |-- PermissionDeniedError     a ticket does not bear its job's signature
 |-- SupersededError           a newer session of the same rank took over
 |-- JobFailedError            the job ended without all of its steps
@@ -51,7 +53,15 @@ class EndpointError(UserError):
 
 
 class UnauthenticatedError(UserError):
-    """The call does not carry the cluster token that the service requires."""
+    """The call does not carry a token that the service knows."""
+
+
+class RoleError(UserError):
+    """The token of the call has not the role that its method takes (headrace.roles)."""
+
+
+class LimitError(UserError):
+    """A limit of the service is reached, such as that of its jobs: try again later."""
 
 
 class PermissionDeniedError(HeadraceError):
@@ -86,6 +96,8 @@ STATUS_OF: dict[type[HeadraceError], grpc.StatusCode] = {
     NotFoundError: grpc.StatusCode.NOT_FOUND,
     ConflictError: grpc.StatusCode.FAILED_PRECONDITION,
     UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
+    RoleError: grpc.StatusCode.PERMISSION_DENIED,
+    LimitError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     PermissionDeniedError: grpc.StatusCode.PERMISSION_DENIED,
     SupersededError: grpc.StatusCode.ABORTED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
@@ -97,6 +109,7 @@ ERROR_OF: dict[grpc.StatusCode, type[HeadraceError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
     grpc.StatusCode.UNAUTHENTICATED: UnauthenticatedError,
     grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: LimitError,
     grpc.StatusCode.ABORTED: SupersededError,
     grpc.StatusCode.UNIMPLEMENTED: EndpointError,
     grpc.StatusCode.UNAVAILABLE: UnavailableError,
@@ -132,6 +145,8 @@ def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
         return EndpointError(f"{endpoint} answers, but is not the Headrace service asked for ({detail})")
     if cls is UnauthenticatedError:
         return UnauthenticatedError(f"{endpoint}: {detail}")
+    if cls is PermissionDeniedError:  # tickets are refused by the transports, which have messages of their own for it
+        return RoleError(f"{endpoint}: {detail}")
     return cls(detail)
 
 

@@ -91,9 +91,9 @@ class Jobs:
     for a job that there is not, ConflictError for what does not fit the job's state, SpecError for an invalid spec.
     """
 
-    def __init__(self, endpoint: str = DEFAULT_ENDPOINT, *, token: str | None = None) -> None:
-        """`endpoint`, `token`: as in `headrace.trainer.connect`."""
-        self._client = JobsClient(endpoint, token)
+    def __init__(self, endpoint: str = DEFAULT_ENDPOINT, *, token: str | None = None, tls: str | Path | None = None) -> None:
+        """`endpoint`, `token`, `tls`: as in `headrace.trainer.connect`."""
+        self._client = JobsClient(endpoint, token, tls)
 
     def __enter__(self) -> Self:
         self._client.__enter__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 
 import numpy as np
@@ -28,15 +29,15 @@ LEDGER_PAGE = 256  # steps per request
 class JobsClient:
     """Blocking client of the Jobs API. Every method raises the Headrace error of the service's reply, or of a missing service."""
 
-    def __init__(self, endpoint: str, token: str | None = None) -> None:
-        """`token`: the cluster's token; None: the environment's."""
-        self.endpoint = endpoint
-        self._channel = rpc.channel(endpoint, token=token)
+    def __init__(self, endpoint: str, token: str | None = None, tls: str | Path | None = None) -> None:
+        """`token`, `tls`: as in `headrace.rpc.channel`; None: the environment's."""
+        self.endpoint, self._tls = endpoint, tls
+        self._channel = rpc.channel(endpoint, token=token, tls=tls)
         self._stub = jobs_pb2_grpc.JobsStub(self._channel)
 
     def __enter__(self) -> JobsClient:
         """Wait for the reorder service. Raises EndpointError if none answers."""
-        rpc.await_reorder_service(self.endpoint)
+        rpc.await_reorder_service(self.endpoint, tls=self._tls)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import logging
+import math
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,12 +20,17 @@ from grpc_reflection.v1alpha import reflection
 from headrace.admission import LARGEST_REQUEST_BYTES, Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
 from headrace.cluster_token import cluster_token, validated_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
+from headrace.handshake import tls_mismatch
+from headrace.identity import REORDER, Identity, Papers, channel_options, identity
 from headrace.leader_channel import LeaderChannel, look_up_async
+from headrace.renewing_channel import RenewingChannel
+from headrace.token_folder import TokenFolder
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0  # how long a service may take to answer at all: it may be starting at the same time
 START_TIMEOUT_S = 600.0  # how long a service may report that it is starting: the first start compiles the planner
+PROBE_AFTER_S = 0.5  # how long a service may not answer before a client looks whether TLS is the reason
 QUIET_S = 3.0  # how long a client waits for a starting service before it logs that it waits
 CALL_TIMEOUT_S = 10.0  # deadline of every unary call
 MAX_MESSAGE_BYTES = 64 << 20  # plans and ledgers of very large batches; payload does not come this way
@@ -113,21 +119,28 @@ def check_endpoint(endpoint: str) -> str:
     return endpoint
 
 
-def channel(endpoint: str, credentials: grpc.ChannelCredentials | None = None, *, token: str | None = None) -> grpc.Channel:
-    """Return a blocking channel that connects at the first call, over TLS if `credentials` are given.
+def channel(endpoint: str, *, token: str | None = None, tls: str | Path | None = None, server: str = REORDER) -> grpc.Channel:
+    """Return a blocking channel that connects at the first call.
 
     `endpoint`: HOST:PORT, or those of several reorder services, separated by commas: calls go to the leader. `token`: the cluster
-    token; None: the token of the environment (headrace.cluster_token); empty: none.
+    token; None: the token of the environment (headrace.cluster_token); empty: none. `tls`: the folder with this process's papers
+    (headrace.identity); None: that of the environment; empty: plain text. `server`: the name in the server's certificate.
 
-    Raises EndpointError for a malformed endpoint, and UserError for an invalid token.
+    Raises EndpointError for a malformed endpoint, and UserError for an invalid token or papers.
     """
     token = cluster_token() if token is None else token and validated_token(token)
     endpoints, options = _endpoints(endpoint)
+    own = identity(tls)
 
     def make(target: str) -> grpc.Channel:
-        if credentials is not None:
-            return with_call_metadata(grpc.secure_channel(target, credentials, options=options), token)
-        return with_call_metadata(grpc.insecure_channel(target, options=options), token)
+        if own is None:
+            return with_call_metadata(grpc.insecure_channel(target, options=options), token)
+        secured = [*options, *channel_options(server)]
+
+        def make_with(papers: Papers) -> grpc.Channel:
+            return with_call_metadata(grpc.secure_channel(target, papers.channel_credentials(), options=secured), token)
+
+        return RenewingChannel(own, make_with)
 
     return make(endpoint) if len(endpoints) == 1 else LeaderChannel(endpoints, make)
 
@@ -140,14 +153,20 @@ def local_channel(socket_path: Path) -> grpc.Channel:
 
 @contextlib.asynccontextmanager
 async def aio_channel(endpoint: str) -> AsyncIterator[grpc.aio.Channel]:
-    """Open an asyncio channel without TLS for the block; pass `metadata()` to each of its calls, which carries the cluster token.
+    """Open an asyncio channel to the reorder service for the block, over TLS with the papers of now if the environment names any
+    (headrace.identity); pass `metadata()` to each of its calls, which carries the cluster token.
 
     `endpoint`: HOST:PORT, or those of several reorder services, separated by commas: calls go to the leader. The names of several
-    are resolved only once, here. Raises EndpointError for a malformed endpoint.
+    are resolved only once, here. Raises EndpointError for a malformed endpoint, and UserError for papers that cannot be used.
     """
     endpoints, options = _endpoints(endpoint)
     target = endpoint if len(endpoints) == 1 else await look_up_async(endpoints)
-    async with grpc.aio.insecure_channel(target, options=options) as opened:
+    if (own := identity()) is None:
+        opening = grpc.aio.insecure_channel(target, options=options)
+    else:
+        credentials = own.present().channel_credentials()
+        opening = grpc.aio.secure_channel(target, credentials, options=[*options, *channel_options(REORDER)])
+    async with opening as opened:
         yield opened
 
 
@@ -188,7 +207,7 @@ def unary_method(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> Any:
         try:
-            return await method(self, raise_if_refused(request), context)
+            return await method(self, raise_if_refused(request, context), context)
         except HeadraceError as err:
             await context.abort(status_of(err), str(err))
 
@@ -204,9 +223,8 @@ def stream_method(method: _Method) -> _Method:
     @functools.wraps(method)
     async def wrapper(self: Any, request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
         try:
-            async with contextlib.aclosing(
-                method(self, raise_if_refused(request), context)
-            ) as replies:  # its `finally` runs at once
+            replies = method(self, raise_if_refused(request, context), context)
+            async with contextlib.aclosing(replies):  # its `finally` runs at once
                 async for reply in replies:
                     yield reply
         except HeadraceError as err:
@@ -225,18 +243,22 @@ class Server:
         self,
         listen: str,
         services: dict[str, Callable[[grpc.aio.Server], None]],
-        credentials: grpc.ServerCredentials | None = None,
+        identity: Identity | None = None,
         *,
         token: str = "",
+        tokens: TokenFolder | None = None,
+        calls_per_s: float = math.inf,
     ) -> None:
         """`listen`: HOST:PORT; port 0 takes a free one. `services`: full service name -> function that adds its servicer.
-        `credentials`: for TLS; None: no TLS. `token`: the cluster token that all calls but health checks must carry; empty: none.
+        `identity`: for TLS, with which clients must show certificates too; None: plain text. `token`: the cluster token, with
+        which every method may be called; empty: none. `tokens`: those with roles; None: none. With any, all calls but health
+        checks must carry one. `calls_per_s`: most calls of the Jobs service that are answered to one host.
 
         Raises EndpointError if `listen` is malformed, taken or not of this machine.
         """
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token)])
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token, tokens, calls_per_s)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():
@@ -244,8 +266,8 @@ class Server:
         self._names = tuple(services)
         reflection.enable_server_reflection((*services, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
-            if credentials is not None:
-                port = self._server.add_secure_port(listen, credentials)
+            if identity is not None:
+                port = self._server.add_secure_port(listen, identity.server_credentials())
             else:
                 port = self._server.add_insecure_port(listen)
         except RuntimeError as err:
@@ -278,16 +300,20 @@ class Server:
 
 
 def health_of(
-    endpoint: str, *services: str, timeout_s: float = CONNECT_TIMEOUT_S, credentials: grpc.ChannelCredentials | None = None
+    endpoint: str,
+    *services: str,
+    timeout_s: float = CONNECT_TIMEOUT_S,
+    tls: str | Path | None = None,
+    server: str = REORDER,
 ) -> list[int | None]:
     """Return the health status (of HealthCheckResponse) that a server reports for each of `services`; None for a service that it
     does not have, or if it does not answer.
 
-    `services`: full names; the empty name stands for the server itself. `timeout_s`: for all of them together. `credentials`: for
-    TLS; None: no TLS.
+    `services`: full names; the empty name stands for the server itself. `timeout_s`: for all of them together. `tls`, `server`:
+    as for `channel`.
     """
     deadline = time.monotonic() + timeout_s
-    with channel(endpoint, credentials, token="") as ch:
+    with channel(endpoint, token="", tls=tls, server=server) as ch:
         stub = health_pb2_grpc.HealthStub(ch)
         return [_reported(stub, service, deadline - time.monotonic()) for service in services]
 
@@ -299,27 +325,31 @@ def _reported(stub: health_pb2_grpc.HealthStub, service: str, timeout_s: float) 
         return None
 
 
-def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0) -> bool:
+def is_serving(endpoint: str, service: str = "", timeout_s: float = 2.0, tls: str | Path | None = None) -> bool:
     """Whether a server at `endpoint` reports SERVING for `service`, a full service name; empty: for the server itself."""
-    return health_of(endpoint, service, timeout_s=timeout_s) == [health_pb2.HealthCheckResponse.SERVING]
+    return health_of(endpoint, service, timeout_s=timeout_s, tls=tls) == [health_pb2.HealthCheckResponse.SERVING]
 
 
-def stands_by(endpoint: str) -> bool:
+def stands_by(endpoint: str, tls: str | Path | None = None) -> bool:
     """Whether a reorder service runs at `endpoint` but does not serve, because another one leads or its store is unavailable."""
-    return health_of(endpoint, JOBS) == [health_pb2.HealthCheckResponse.NOT_SERVING]
+    return health_of(endpoint, JOBS, tls=tls) == [health_pb2.HealthCheckResponse.NOT_SERVING]
 
 
-def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Wait until the reorder service at `endpoint`, or one of several separated by commas, is serving.
+def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S, *, tls: str | Path | None = None) -> None:
+    """Wait until the reorder service at `endpoint`, or one of several separated by commas, is serving. `tls`: as for `channel`.
 
-    Raises EndpointError after `timeout_s` without an answer. A service that reports that it is starting gets START_TIMEOUT_S, and
-    the wait is logged.
+    Raises EndpointError after `timeout_s` without an answer, and soon where TLS keeps the service from answering. A service that
+    reports that it is starting gets START_TIMEOUT_S, and the wait is logged.
     """
     begin = time.monotonic()
-    deadline, told = begin + timeout_s, False
-    while not is_serving(endpoint, JOBS):  # not the server itself: a preprocessor may listen there
+    deadline, told, probed = begin + timeout_s, False, False
+    while not is_serving(endpoint, JOBS, tls=tls):  # not the server itself: a preprocessor may listen there
         now = time.monotonic()
-        if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING) for one in endpoint.split(",")):
+        if not probed and now - begin >= PROBE_AFTER_S:
+            probed = True
+            if reason := tls_mismatch(endpoint, identity(tls), REORDER):
+                raise EndpointError(reason)
+        if now - begin < START_TIMEOUT_S and any(is_serving(one, STARTING, tls=tls) for one in endpoint.split(",")):
             deadline = time.monotonic() + timeout_s
             if not told and now - begin >= QUIET_S:
                 log.warning(
@@ -327,20 +357,23 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S) -
                 )
                 told = True
         elif now > deadline:
-            raise EndpointError(_absence(endpoint))
+            raise EndpointError(_absence(endpoint, tls))
         time.sleep(0.1)
 
 
-def _absence(endpoint: str) -> str:
+def _absence(endpoint: str, tls: str | Path | None) -> str:
     """Return the error message for when no reorder service serves at `endpoint`; one that stands by is asked for the reason."""
     from headrace.v1 import jobs_pb2, jobs_pb2_grpc  # a health check needs no messages
 
-    for one in filter(stands_by, endpoint.split(",")):
-        with channel(one) as ch:
+    if reason := tls_mismatch(endpoint, identity(tls), REORDER):
+        return reason
+    for one in (one for one in endpoint.split(",") if stands_by(one, tls)):
+        with channel(one, tls=tls) as ch:
             try:
                 jobs_pb2_grpc.JobsStub(ch).Show(jobs_pb2.ShowRequest(), timeout=CALL_TIMEOUT_S)
             except grpc.RpcError as err:
-                return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
+                if err.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a preprocessor's token may not ask for jobs
+                    return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
     return f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?"
 
 

@@ -36,7 +36,7 @@ class Cluster:
     """The one that was started last."""
     preprocessors: list[Process] = field(default_factory=list)
 
-    def start_reorder(self, listen: str = "", store: str = "") -> None:
+    def start_reorder(self, *options: str, listen: str = "", store: str = "") -> None:
         """`listen`: none: where nobody else will, so that it can be started there again."""
         arguments = [
             "reorder",
@@ -44,6 +44,7 @@ class Cluster:
             listen or f"127.0.0.1:{free_ports(1)[0]}",
             "--store",
             store or f"embedded:{self.folder / 'store'}",
+            *options,
         ]
         self.reorder = self.group.add(Process("reorder", arguments, self.folder / "reorder.log"))
         self.endpoint = self.reorder.endpoint()

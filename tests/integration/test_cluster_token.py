@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from headrace.cluster_token import TOKEN, TOKEN_FILE
-from headrace.errors import UnauthenticatedError
+from headrace.errors import RoleError, UnauthenticatedError
 from headrace.ledger import ledger_sha256
 from headrace.processes import Process
 from tests.wire import free_ports
 
 pytestmark = pytest.mark.integration
+
+SECOND = "the-second-token-of-trainers"
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +36,15 @@ def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypat
     monkeypatch.delenv(TOKEN_FILE, raising=False)
     result = headrace(*service, "--listen", "0.0.0.0:0")
     assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
-    for remedy in ("HEADRACE_CLUSTER_TOKEN", "--cluster-token-file", "127.0.0.1", "--allow-anyone"):
+    remedies = (
+        "HEADRACE_CLUSTER_TOKEN",
+        "--cluster-token-file",
+        "127.0.0.1",
+        "--allow-anyone",
+        "HEADRACE_TLS",
+        "--allow-plaintext",
+    )
+    for remedy in remedies:
         assert remedy in result.stderr
     if service[0] == "preprocessor":
         monkeypatch.setenv(TOKEN, "too-short")
@@ -101,3 +111,50 @@ def test_a_job_in_a_cluster_with_a_secret(
     assert [member.preprocessor for member in cluster.client().show(job).preprocessors] != []
     for process in cluster.group.processes:
         assert token not in Path(f"/proc/{process.pid}/cmdline").read_text()
+
+
+def test_a_job_in_a_cluster_with_roles(
+    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process has the token of its role, which changes while the service runs."""
+    expected = undisturbed(3)
+    monkeypatch.delenv(TOKEN, raising=False)
+    folder = tmp_path / "tokens"
+    made = headrace("tokens", str(folder))
+    tokens = {path.name: path.read_text().strip() for path in folder.iterdir()}
+    assert (made.returncode, sorted(tokens)) == (0, ["preprocess", "submit", "train", "watch"]), made.stderr
+    assert not any(token in made.stdout for token in tokens.values())
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "train").symlink_to(folder / "train")
+    cluster.endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    log = tmp_path / "reorder.log"
+    arguments = ["reorder", "--listen", cluster.endpoint, "--store", f"embedded:{tmp_path / 'store'}", "--tokens", str(folder)]
+    cluster.group.add(Process("reorder", arguments, log)).endpoint()
+    cluster.add_preprocessors(1, "--cluster-token-file", str(folder / "preprocess"), "--tokens", str(tmp_path / "trainers"))
+
+    def role(name: str) -> None:
+        monkeypatch.setenv(TOKEN_FILE, str(folder / name))
+
+    role("watch")
+    with pytest.raises(RoleError, match=r"Jobs/Submit takes the role submit, and the call's token has watch"):
+        cluster.submit(spec("guarded", steps=3))
+    role("submit")
+    job = cluster.submit(spec("guarded", steps=3))
+    with pytest.raises(RoleError, match=r"Sessions/Open takes the role train, and the call's token has submit"):
+        cluster.consume(job)
+    role("train")
+    changed = folder / ".train"
+    changed.write_text(f"{SECOND}\n{tokens['train']}\n")
+    changed.rename(folder / "train")
+    deadline = time.monotonic() + 60
+    while "tokens read anew" not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        headrace("job", "list", "--endpoint", cluster.endpoint, "--cluster-token-file", str(folder / "watch"))
+    assert cluster.consume(job, token=tokens["train"]) == [0, 1, 2]
+    with pytest.raises(UnauthenticatedError, match="brought another one"):
+        cluster.consume(job, token="not-the-token-of-them")
+    role("watch")
+    assert ledger_sha256(cluster.ledger(job)) == expected
+    refused = [line for line in log.read_text().splitlines() if "refused a call" in line]
+    assert any("method=/headrace.v1.Jobs/Submit" in line and "has=watch takes=submit" in line for line in refused), refused
+    assert not any(token in log.read_text() for token in (SECOND, *tokens.values()))

@@ -51,7 +51,7 @@ class Preprocessor:
     def __init__(self, cluster: Any, *, budget_mib: int = 64, cache: Path | None = None) -> None:
         log = cluster.folder / f"preprocessor-{len(cluster.preprocessors)}.log"
         arguments = ["preprocessor", "--reorder", cluster.endpoint, "--threads", "1", "--metrics", "127.0.0.1:0"]
-        arguments += ["--data-root", str(example_data()), "--allow-url", "http://"]
+        arguments += ["--data-root", str(example_data()), "--allow-url", "http://", "--allow-local-urls"]
         arguments += ["--budget-mib", str(budget_mib), *(["--cache", str(cache)] if cache else [])]
         self.process = cluster.group.add(Process("preprocessor", arguments, log))
         cluster.preprocessors.append(self.process)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace import trainer
-from headrace.errors import EndpointError
 from headrace.ledger import ledger_sha256
 from headrace.processes import Process
 from headrace.sample import LABEL_IGNORED
@@ -92,35 +85,3 @@ def test_a_wire_that_goes_silent_in_the_middle_of_a_part_loses_nothing(
 
     assert cluster.consume(job, disturb, transports=("flight",), hedge_s=1.0) == list(range(8))
     assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
-
-
-@pytest.mark.slow
-def test_a_job_whose_payload_comes_over_tls_is_the_same_job(
-    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path
-) -> None:
-    chain, key = certify(tmp_path)
-    cluster.start_reorder()
-    start_preprocessor(cluster, "--tls-cert", str(chain), "--tls-key", str(key))
-    job = cluster.submit(spec("secret", steps=8))
-    with pytest.raises(EndpointError, match=r"speaks TLS only: name the CA of its certificate with --tls-ca \(tls_ca=\)"):
-        cluster.consume(job)
-    assert cluster.consume(job, transports=("flight",), tls_ca=chain) == list(range(8))
-    assert ledger_sha256(cluster.ledger(job)) == undisturbed(8)
-
-
-def certify(folder: Path) -> tuple[Path, Path]:
-    """Files of a certificate for 127.0.0.1 that is its own CA, and of its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "preprocessor")])
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
-        .not_valid_after(datetime.datetime(2120, 1, 1, tzinfo=datetime.UTC))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    chain_path, key_path = folder / "preprocessor.crt", folder / "preprocessor.key"
-    chain_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    unencrypted = serialization.NoEncryption()
-    key_path.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, unencrypted))
-    return chain_path, key_path

@@ -218,7 +218,7 @@ class World:
         self.servers.append(server)
         return server
 
-    def _relay_place(self, endpoint: str, _token: str | None) -> SimulatedPlace:
+    def _relay_place(self, endpoint: str, _token: str | None, _tls: object = None) -> SimulatedPlace:
         process = PROCESS.get()
         assert process is not None
         host = int(process.name.rpartition("-")[2]) // self._host_ranks

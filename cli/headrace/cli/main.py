@@ -22,6 +22,7 @@ COMMANDS = {
     "demo": ("demo.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
     "reorder": ("run.reorder", "run the reorder service"),
     "preprocessor": ("run.preprocessor", "run a preprocessor"),
+    "tokens": ("run.tokens", "make a folder of tokens, one for each role"),
     "train": ("run.train", "train the compact model on a job's batches"),
     "export": ("run.export", "write the weights of a checkpoint as a folder that transformers loads"),
     "job": ("watch.job", "submit jobs, list, show and change them"),
@@ -39,6 +40,7 @@ COMMANDS = {
         "simulate lost nodes: throughput over time, beside what others do about them",
     ),
     "bench": ("bench.bench", "measure what this machine can do: preprocessing, transports"),
+    "certs": ("run.certs", "make and renew the certificates with which the services know each other (--tls)"),
     "health": ("run.health", "exit 0 if the service at an endpoint is serving"),
 }
 _EXTRAS = {
@@ -109,6 +111,8 @@ def _run(argv: list[str] | None) -> int:
     if getattr(args, "cluster_token_file", None) is not None:  # overrides the environment, for child processes too
         os.environ["HEADRACE_CLUSTER_TOKEN_FILE"] = str(args.cluster_token_file)
         os.environ.pop("HEADRACE_CLUSTER_TOKEN", None)
+    if getattr(args, "tls", None) is not None:
+        os.environ["HEADRACE_TLS"] = args.tls and os.path.abspath(args.tls)
     try:
         return int(args.run(args))
     except HeadraceError as err:

@@ -6,6 +6,8 @@ job or a data set names is opened through this module: shards, media beside them
 A local file is judged by its real location once it is open, so links and ".." cannot lead out of the folders. It must be a
 regular file, since a pipe makes its reader wait for ever and a device never ends. A URL is judged by its prefix, and so is the
 target of a redirection; it may not chain protocols ("zip::s3://..."). `reference://` is always refused: it names a program.
+A host that is this machine or on its link is refused by its address (headrace.preprocessor.local_addresses), that of a web server
+by the address that a connection goes to: services there trust whoever is near, and clouds tell a machine its secrets there.
 
 Until `granting` restricts it, a process may open any other file or URL.
 """
@@ -20,12 +22,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import unquote, urljoin
+from urllib.parse import unquote, urljoin, urlsplit
 
 from headrace.errors import DatasetError, UserError
+from headrace.preprocessor.local_addresses import is_local_address, local_address_of
 
 USUAL_URLS = ("s3://", "s3a://", "gs://", "gcs://", "https://")
 _NEVER = frozenset(("reference", "file", "local"))  # URL schemes that are always refused; local files are named by plain paths
+_WEB = ("http", "https")
+_OF_HOSTS = frozenset((*_WEB, "ftp", "ftps", "sftp", "ssh", "smb", "webhdfs", "hdfs", "webdav", "dav", "davs"))
+"""URL schemes whose URLs name a host. The others' name a bucket, whose host is set by the operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +42,11 @@ class Access:
     """Real paths of the folders, without symbolic links."""
     urls: tuple[str, ...] | None = USUAL_URLS
     """URL prefixes, each taken to end with "/": "s3://bucket" does not allow "s3://bucket-of-others". None allows any URL."""
+    local_urls: bool = False
+    """Whether URLs may name this machine, or what is on its link only."""
 
     @classmethod
-    def of(cls, roots: Sequence[Path], urls: Sequence[str]) -> Access:
+    def of(cls, roots: Sequence[Path], urls: Sequence[str], *, local_urls: bool = False) -> Access:
         """Build it from an operator's folders and URL prefixes. Raises UserError for a root or prefix that is not one."""
         for root in roots:
             if not root.is_dir():
@@ -49,10 +57,10 @@ class Access:
                 raise UserError(
                     f"--allow-url {url} is no beginning of a URL, for example s3://bucket/ (for local files: --data-root)"
                 )
-        return cls(roots=tuple(os.path.realpath(root) for root in roots), urls=tuple(urls))
+        return cls(roots=tuple(os.path.realpath(root) for root in roots), urls=tuple(urls), local_urls=local_urls)
 
 
-EVERYTHING = Access(urls=None)
+EVERYTHING = Access(urls=None, local_urls=True)
 """No restriction, for processes whose own user names what is opened; the default."""
 NOTHING = Access(roots=(), urls=())
 _granted = EVERYTHING
@@ -91,6 +99,37 @@ def check_url(url: str) -> None:
     if beginnings is not None and (leads_up or not any(f"{url}/".startswith(f"{one.rstrip('/')}/") for one in beginnings)):
         allowed = f"URLs there begin with {', '.join(beginnings)}" if beginnings else "it may fetch no URL"
         raise DatasetError(f"{url} is not for this process to fetch: {allowed}; start the preprocessor with --allow-url PREFIX")
+    if not _granted.local_urls:
+        _check_host(url)
+
+
+def _check_host(url: str) -> None:
+    """Raise DatasetError if a URL names this machine or what is on its link.
+
+    Names of web servers are looked up once, by whoever connects, who asks `check_address`; those of other servers here.
+    """
+    scheme = url.partition("://")[0]
+    if scheme not in _OF_HOSTS:
+        return
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError as err:
+        raise DatasetError(f"{url} is no URL ({err}); name the files by ones that are") from err
+    if (address := local_address_of(host, look_up=scheme not in _WEB)) is not None:
+        raise _too_near(f"{url} names", address)
+
+
+def check_address(address: str) -> None:
+    """Raise DatasetError if nothing may be fetched from an IP address, since it is this machine's or on its link."""
+    if not _granted.local_urls and is_local_address(address):
+        raise _too_near("the URL's host is", address)
+
+
+def _too_near(what: str, address: str) -> DatasetError:
+    return DatasetError(
+        f"{what} {address}, an address of this machine or its link, from which jobs may fetch nothing; serve the data from "
+        "another host, or start the preprocessor with --allow-local-urls"
+    )
 
 
 def check_redirection(url: str, location: str) -> None:

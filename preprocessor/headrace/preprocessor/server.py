@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -16,6 +15,7 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 
 from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
+from headrace.identity import Identity
 from headrace.message_codec import rejection_message
 from headrace.observability import metrics
 from headrace.observability.logs import pairs
@@ -32,10 +32,11 @@ from headrace.preprocessor.sources.blob import BlobCache, load_drivers
 from headrace.preprocessor.sources.open_shards import raise_file_limit
 from headrace.rpc import Server, reachable_address, unary_method
 from headrace.ticket import is_genuine, job_of, part_of
+from headrace.token_folder import TokenFolder
 from headrace.transport.base import FLIGHT, SHARED_MEMORY, UCX, refusal_message
-from headrace.transport.flight_server import FlightServer, Loan
+from headrace.transport.flight_renewal import flight_served
+from headrace.transport.flight_server import Loan
 from headrace.transport.slots import Reply, SlotServer
-from headrace.transport.tls import Certificate
 from headrace.transport.ucx_library import UcxError
 from headrace.transport.ucx_server import UcxServer
 from headrace.v1 import payload_pb2, payload_pb2_grpc
@@ -132,22 +133,25 @@ async def payload_servers(
     arena: Arena | None,
     *,
     flight_port: int = 0,
-    certificate: Certificate | None = None,
+    identity: Identity | None = None,
     with_ucx: bool = False,
     token: str = "",
+    tokens: TokenFolder | None = None,
 ) -> AsyncIterator[str]:
     """Run all servers that trainers fetch from, and yield their gRPC endpoint. Raises EndpointError if a port cannot be had.
 
-    `with_ucx`: offer UCX on a port that it chooses, but not with a `certificate`, because UCX does not encrypt. `token`: the
-    cluster's, which the gRPC server asks for before it says where the other servers are (those ask for tickets); empty: none.
+    `identity`: for TLS on the gRPC and Flight ports; None: plain text. `with_ucx`: offer UCX, which does not encrypt, on a port
+    that it chooses. `token`: this process's own, which the gRPC server asks for before it says where the other servers are (those
+    ask for tickets); empty: none. `tokens`: those of trainers, which it takes as well; None: none.
     """
     services = {"headrace.v1.Payload": lambda s: payload_pb2_grpc.add_PayloadServicer_to_server(servicer, s)}
-    server = Server(listen, services, certificate.server_credentials() if certificate is not None else None, token=token)
+    server = Server(listen, services, identity, token=token, tokens=tokens)
     async with contextlib.AsyncExitStack() as stack:
-        flight = FlightServer(f"{listen.rpartition(':')[0]}:{flight_port}", servicer.lend, certificate)
-        stack.push_async_callback(asyncio.to_thread, flight.stop, STREAM_GRACE_S)
-        servicer.offer.flight_port, servicer.offer.flight_tls = flight.port, certificate is not None
-        if with_ucx and certificate is None:
+        flight = await stack.enter_async_context(
+            flight_served(f"{listen.rpartition(':')[0]}:{flight_port}", servicer.lend, identity, STREAM_GRACE_S)
+        )
+        servicer.offer.flight_port = flight.port
+        if with_ucx:
             await _offer_ucx(servicer, stack)
         if arena is not None:
             slots = SlotServer(arena.path, servicer.tell_slot)
@@ -181,19 +185,21 @@ async def serve(
     access: Access,
     cache: BlobCache,
     token: str = "",
+    tokens: TokenFolder | None = None,
     with_checksum: bool = False,
     flight_port: int = 0,
-    certificate: Certificate | None = None,
+    identity: Identity | None = None,
     metrics_listen: str = "",
     with_ucx: bool = False,
 ) -> None:
     """Run a preprocessor until cancelled. Raises EndpointError if a port cannot be had.
 
     `access`: what jobs may have this process open. `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the
-    route to the reorder service. `token`: the cluster's; empty: trainers are not asked for one. `with_checksum`: trainers
-    compare every part with its CRC-32, and fetch again what was damaged on the way. `flight_port`: on the host of `listen`; 0:
-    a free one. `certificate`: for the gRPC and Flight ports, which then speak TLS only. `metrics_listen`: HOST:PORT of the
-    metrics; empty: none. `with_ucx`: offer UCX too. `decode_bytes`: memory for decoding media, all threads together.
+    route to the reorder service. `token`: this process's own, `tokens`: those of trainers; where there are any, trainers are
+    asked for one. `with_checksum`: trainers compare every part with its CRC-32, and fetch again what was damaged on the way.
+    `flight_port`: on the host of `listen`; 0: a free one. `identity`: for the gRPC and Flight ports, which then speak TLS only.
+    `metrics_listen`: HOST:PORT of the metrics; empty: none. `with_ucx`: offer UCX too. `decode_bytes`: memory for decoding media,
+    all threads together.
 
     Of `budget_bytes`, parts read ahead take up to READ_AHEAD_SHARE and probed media up to PROBED_SHARE, each only what it needs;
     the arena, whose pages stay allocated, has the rest.
@@ -215,7 +221,14 @@ async def serve(
             if access.urls != USUAL_URLS:
                 load_drivers(access.urls or ())
             servers = payload_servers(
-                listen, servicer, arena, flight_port=flight_port, certificate=certificate, with_ucx=with_ucx, token=token
+                listen,
+                servicer,
+                arena,
+                flight_port=flight_port,
+                identity=identity,
+                with_ucx=with_ucx,
+                token=token,
+                tokens=tokens,
             )
             async with servers as listening:
                 endpoint = advertise or reachable_address(listening, reorder)

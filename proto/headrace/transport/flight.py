@@ -19,12 +19,14 @@ import threading
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from pyarrow import flight
 
 from headrace.errors import EndpointError, UnavailableError
+from headrace.identity import PREPROCESSOR, Papers
 from headrace.ticket import part_of
 from headrace.transport.base import FLIGHT, DamagedError, Delivery, Receiver, refusal_value, verify
 from headrace.transport.malloc import keep_freed_pages
@@ -38,9 +40,11 @@ HEADER = b"headrace.part"  # key of the part's header in the schema's metadata
 class FlightReceiver(Receiver):
     """A receiver that fetches parts from one preprocessor's Flight server. Calls of several threads share its connection."""
 
-    def __init__(self, endpoint: str, *, columns: Sequence[str] = (), ca: bytes | None = None, stall_s: float = STALL_S) -> None:
-        """`endpoint`: HOST:PORT. `columns`: names of the columns to fetch; empty: all. `ca`: CA of the server's certificate, in
-        PEM; None: no TLS. `stall_s`: seconds without a sign of life after which the connection is given up.
+    def __init__(
+        self, endpoint: str, *, columns: Sequence[str] = (), papers: Papers | None = None, stall_s: float = STALL_S
+    ) -> None:
+        """`endpoint`: HOST:PORT. `columns`: names of the columns to fetch; empty: all. `papers`: this process's;
+        None: plain text. `stall_s`: seconds without a sign of life after which the connection is given up.
 
         Connects at the first part. Tunes malloc (`headrace.transport.malloc`).
         """
@@ -48,7 +52,7 @@ class FlightReceiver(Receiver):
         self._endpoint = endpoint
         self._columns = tuple(columns)
         self._client = flight.connect(
-            location(endpoint, tls=ca is not None), tls_root_certs=ca, generic_options=_options(int(1000 * stall_s))
+            location(endpoint, tls=papers is not None), generic_options=_options(int(1000 * stall_s)), **_secured(papers)
         )
         self._closed = threading.Event()
         self._readers: set[flight.FlightStreamReader] = set()
@@ -146,6 +150,13 @@ def values_checksum(batches: Iterable[pa.RecordBatch]) -> int:
 def location(endpoint: str, *, tls: bool) -> str:
     """Return the Flight URI of an endpoint HOST:PORT."""
     return f"{'grpc+tls' if tls else 'grpc'}://{endpoint}"
+
+
+def _secured(papers: Papers | None) -> dict[str, Any]:
+    if papers is None:
+        return {}
+    shown = {"cert_chain": papers.chain, "private_key": papers.key}
+    return {"tls_root_certs": papers.authorities, "override_hostname": PREPROCESSOR, **shown}
 
 
 def _options(stall_ms: int) -> list[tuple[str, int]]:

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pyarrow import flight
 
 from headrace.errors import EndpointError, HeadraceError, NotFoundError, UserError
+from headrace.identity import Papers
 from headrace.transport.base import checksum, read_batches, refusal_message
 from headrace.transport.flight import HEADER, location, values_checksum
-from headrace.transport.tls import Certificate
 from headrace.v1 import payload_pb2
 
 # Most bytes of a batch of several rows: 1, 2, 4 and 8 MiB reach 0.86, 0.96, 1.03 and 1.02 times the rate of a bare socket.
@@ -51,8 +51,9 @@ that it raises is passed on to the client."""
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server that sends the parts which an event loop lends. It listens as soon as it is constructed."""
 
-    def __init__(self, listen: str, lend: Lend, certificate: Certificate | None = None) -> None:
-        """`listen`: HOST:PORT; the `port` that it got is an attribute. `certificate`: for TLS; None: no TLS.
+    def __init__(self, listen: str, lend: Lend, papers: Papers | None = None) -> None:
+        """`listen`: HOST:PORT; the `port` that it got is an attribute. `papers`: for TLS, with which clients must show
+        certificates too; others cannot be taken up later. None: plain text.
 
         Call it in a coroutine of the event loop on which `lend` works. Raises EndpointError if `listen` is taken or not of this
         machine.
@@ -61,9 +62,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._lend = lend
         self._places = threading.Semaphore(MAX_CALLS)
         self._waiting: set[Future[Any]] = set()
-        certificates = [(certificate.chain, certificate.key)] if certificate is not None else None
         try:
-            super().__init__(location(listen, tls=certificate is not None), tls_certificates=certificates)
+            super().__init__(location(listen, tls=papers is not None), **_secured(papers))
         except pa.ArrowException as err:
             raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
 
@@ -110,6 +110,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         async with self._lend(request) as loan:
             lent.set_result(loan)
             await asyncio.Event().wait()
+
+
+def _secured(papers: Papers | None) -> dict[str, Any]:
+    if papers is None:
+        return {}
+    shown = [(papers.chain, papers.key)]
+    return {"tls_certificates": shown, "verify_client": True, "root_certificates": papers.authorities}
 
 
 def split(batch: pa.RecordBatch, max_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import common_pb2 as headrace_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/payload.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x0e\n\x0cOfferRequest\"i\n\nOfferReply\x12\r\n\x05\x61rena\x18\x01 \x01(\t\x12\x13\n\x0b\x66light_port\x18\x02 \x01(\r\x12\x12\n\nflight_tls\x18\x03 \x01(\x08\x12\x10\n\x08ucx_port\x18\x04 \x01(\r\x12\x11\n\tucx_token\x18\x05 \x01(\x0c\"/\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\"~\n\nPartHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x05\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x12\n\x05\x63rc32\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_crc32\"*\n\x07Refusal\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\x0bSlotRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x13\n\x0b\x61rena_token\x18\x02 \x01(\x0c\"\x8f\x01\n\tSlotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.headrace.v1.PartHeader\x12\x13\n\x06offset\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\ngeneration\x18\x03 \x01(\x06\x12%\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.headrace.v1.RefusalB\t\n\x07_offset2F\n\x07Payload\x12;\n\x05Offer\x12\x19.headrace.v1.OfferRequest\x1a\x17.headrace.v1.OfferReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/payload.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/common.proto\"\x0e\n\x0cOfferRequest\"[\n\nOfferReply\x12\r\n\x05\x61rena\x18\x01 \x01(\t\x12\x13\n\x0b\x66light_port\x18\x02 \x01(\r\x12\x10\n\x08ucx_port\x18\x04 \x01(\r\x12\x11\n\tucx_token\x18\x05 \x01(\x0cJ\x04\x08\x03\x10\x04\"/\n\x0c\x46\x65tchRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x0f\n\x07\x63olumns\x18\x02 \x03(\t\"~\n\nPartHeader\x12\x11\n\tnum_bytes\x18\x01 \x01(\x03\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x05\x12*\n\nrejections\x18\x03 \x03(\x0b\x32\x16.headrace.v1.Rejection\x12\x12\n\x05\x63rc32\x18\x04 \x01(\x07H\x00\x88\x01\x01\x42\x08\n\x06_crc32\"*\n\x07Refusal\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"2\n\x0bSlotRequest\x12\x0e\n\x06ticket\x18\x01 \x01(\t\x12\x13\n\x0b\x61rena_token\x18\x02 \x01(\x0c\"\x8f\x01\n\tSlotReply\x12\'\n\x06header\x18\x01 \x01(\x0b\x32\x17.headrace.v1.PartHeader\x12\x13\n\x06offset\x18\x02 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\ngeneration\x18\x03 \x01(\x06\x12%\n\x07refusal\x18\x04 \x01(\x0b\x32\x14.headrace.v1.RefusalB\t\n\x07_offset2F\n\x07Payload\x12;\n\x05Offer\x12\x19.headrace.v1.OfferRequest\x1a\x17.headrace.v1.OfferReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFERREQUEST']._serialized_start=68
   _globals['_OFFERREQUEST']._serialized_end=82
   _globals['_OFFERREPLY']._serialized_start=84
-  _globals['_OFFERREPLY']._serialized_end=189
-  _globals['_FETCHREQUEST']._serialized_start=191
-  _globals['_FETCHREQUEST']._serialized_end=238
-  _globals['_PARTHEADER']._serialized_start=240
-  _globals['_PARTHEADER']._serialized_end=366
-  _globals['_REFUSAL']._serialized_start=368
-  _globals['_REFUSAL']._serialized_end=410
-  _globals['_SLOTREQUEST']._serialized_start=412
-  _globals['_SLOTREQUEST']._serialized_end=462
-  _globals['_SLOTREPLY']._serialized_start=465
-  _globals['_SLOTREPLY']._serialized_end=608
-  _globals['_PAYLOAD']._serialized_start=610
-  _globals['_PAYLOAD']._serialized_end=680
+  _globals['_OFFERREPLY']._serialized_end=175
+  _globals['_FETCHREQUEST']._serialized_start=177
+  _globals['_FETCHREQUEST']._serialized_end=224
+  _globals['_PARTHEADER']._serialized_start=226
+  _globals['_PARTHEADER']._serialized_end=352
+  _globals['_REFUSAL']._serialized_start=354
+  _globals['_REFUSAL']._serialized_end=396
+  _globals['_SLOTREQUEST']._serialized_start=398
+  _globals['_SLOTREQUEST']._serialized_end=448
+  _globals['_SLOTREPLY']._serialized_start=451
+  _globals['_SLOTREPLY']._serialized_end=594
+  _globals['_PAYLOAD']._serialized_start=596
+  _globals['_PAYLOAD']._serialized_end=666
 # @@protoc_insertion_point(module_scope)

@@ -12,18 +12,16 @@ class OfferRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("arena", "flight_port", "flight_tls", "ucx_port", "ucx_token")
+    __slots__ = ("arena", "flight_port", "ucx_port", "ucx_token")
     ARENA_FIELD_NUMBER: _ClassVar[int]
     FLIGHT_PORT_FIELD_NUMBER: _ClassVar[int]
-    FLIGHT_TLS_FIELD_NUMBER: _ClassVar[int]
     UCX_PORT_FIELD_NUMBER: _ClassVar[int]
     UCX_TOKEN_FIELD_NUMBER: _ClassVar[int]
     arena: str
     flight_port: int
-    flight_tls: bool
     ucx_port: int
     ucx_token: bytes
-    def __init__(self, arena: _Optional[str] = ..., flight_port: _Optional[int] = ..., flight_tls: _Optional[bool] = ..., ucx_port: _Optional[int] = ..., ucx_token: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, arena: _Optional[str] = ..., flight_port: _Optional[int] = ..., ucx_port: _Optional[int] = ..., ucx_token: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("ticket", "columns")

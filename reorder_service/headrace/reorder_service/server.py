@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import math
@@ -12,6 +13,7 @@ import uuid
 from collections.abc import Callable
 
 from headrace.errors import UnavailableError
+from headrace.identity import Identity
 from headrace.observability import metrics
 from headrace.reorder_service import planning
 from headrace.reorder_service.api.fleet import FleetServicer
@@ -28,6 +30,7 @@ from headrace.reorder_service.nodes import snapshots
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.state import StateStore
 from headrace.rpc import Server
+from headrace.token_folder import TokenFolder
 from headrace.transport.malloc import keep_freed_pages
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
@@ -70,13 +73,19 @@ async def serve(
     metrics_listen: str = "",
     *,
     token: str = "",
+    tokens: TokenFolder | None = None,
+    identity: Identity | None = None,
     keep: KeepFinished | None = None,
     memory_bytes: float = math.inf,
+    max_jobs: float = math.inf,
+    calls_per_s: float = math.inf,
 ) -> None:
     """Run a reorder service until cancelled.
 
-    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster; empty: every caller is served. `keep`:
-    which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
+    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster, with which one may do everything.
+    `tokens`: those with roles. Without any, every caller is served. `identity`: for TLS; None: plain text. `keep`: which finished
+    jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use. `max_jobs`: how many that have not
+    ended it takes. `calls_per_s`: most calls of the Jobs service that it answers to one host.
 
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
@@ -84,16 +93,17 @@ async def serve(
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
-            await _serve(listen, token, lambda: ReorderService(store, keep, memory_bytes))
+            make_server = functools.partial(Server, identity=identity, token=token, tokens=tokens, calls_per_s=calls_per_s)
+            await _serve(listen, make_server, lambda: ReorderService(store, keep, memory_bytes, max_jobs))
         finally:
             await store.close()
 
 
-async def _serve(listen: str, token: str, make_service: Callable[[], ReorderService]) -> None:
+async def _serve(listen: str, make_server: Callable[..., Server], make_service: Callable[[], ReorderService]) -> None:
     leadership = Leadership()
     leadership.starting = True
     _set_up_gauges(leadership)
-    server = Server(
+    server = make_server(
         listen,
         {
             "headrace.v1.Jobs": lambda s: jobs_pb2_grpc.add_JobsServicer_to_server(JobsServicer(leadership), s),
@@ -103,7 +113,6 @@ async def _serve(listen: str, token: str, make_service: Callable[[], ReorderServ
                 MembershipServicer(leadership), s
             ),
         },
-        token=token,
     )
     await server.start(serving=False, starting=True)
     name = f"{server.endpoint} {uuid.uuid4().hex[:8]}"

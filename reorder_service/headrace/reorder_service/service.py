@@ -8,7 +8,7 @@ import logging
 import math
 import time
 
-from headrace.errors import ConflictError, HeadraceError, NotFoundError, SupersededError, UnavailableError
+from headrace.errors import ConflictError, HeadraceError, LimitError, NotFoundError, SupersededError, UnavailableError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.fleet.fleet import LOOK_S, Fleet
 from headrace.reorder_service.jobs.fleet_messages import job_closed
@@ -45,9 +45,17 @@ log = logging.getLogger(__name__)
 class ReorderService:
     """The service that a leading process runs: it holds and runs the jobs that have not ended, and loads others on demand."""
 
-    def __init__(self, store: StateStore, keep: KeepFinished | None = None, memory_bytes: float = math.inf) -> None:
-        """`keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use."""
+    def __init__(
+        self,
+        store: StateStore,
+        keep: KeepFinished | None = None,
+        memory_bytes: float = math.inf,
+        max_jobs: float = math.inf,
+    ) -> None:
+        """`keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
+        `max_jobs`: how many that have not ended it takes."""
         self._memory_bytes = memory_bytes
+        self._max_jobs = max_jobs
         self.store = store
         self._clock = Clock()
         self.fleet = Fleet(self._clock.now_s, FLEET_SETTLE_S)
@@ -114,7 +122,8 @@ class ReorderService:
         """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
 
         Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
-        and ConflictError where the name belongs to a job with another spec or to one whose record cannot be read.
+        ConflictError where the name belongs to a job with another spec or to one whose record cannot be read, and LimitError
+        where as many jobs as are taken have not ended.
         """
         spec = load_spec_json(spec_json)
         (known,) = await self.store.finished.read([spec.name])
@@ -123,6 +132,7 @@ class ReorderService:
             check_memory(spec, self._memory_bytes)
         check_coefficients(spec)
         async with self._submitting:
+            self._check_room_for(spec.name, known.state)
             if await self.store.create_job(spec.name, spec.to_json(), spec.to_peer_json()):
                 self.set_aside.pop(spec.name, None)
                 await self._drop_lost(spec.name)
@@ -135,6 +145,18 @@ class ReorderService:
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
         await run.resubmit()
         return run
+
+    def _check_room_for(self, job: str, state: str) -> None:
+        """Raise LimitError where a submission would begin a job, or resume one that has failed, beyond those that are taken.
+
+        `state`: of the job's record in the store; empty: it has none.
+        """
+        running = self.running_jobs()
+        if state in ("", "FAILED") and job not in running and len(running) >= self._max_jobs:
+            raise LimitError(
+                f"{len(running)} jobs have not ended, which is as many as this service takes: cancel one with `headrace job "
+                "cancel NAME`, wait for one, or raise the service's --max-jobs"
+            )
 
     def running_jobs(self) -> list[str]:
         """Return the names of the jobs that have not ended."""

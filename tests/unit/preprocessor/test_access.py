@@ -189,12 +189,12 @@ def test_a_redirection_leads_only_to_what_may_be_fetched(site: Site, cache: Shar
         internal.files["api"] = site.files["a.jsonl"] = LINE
         site.failures = [(302, {"Location": f"{internal.url}/api"})] * 9
         with (
-            granting(Access.of([], [site.url])),
+            granting(Access.of([], [site.url], local_urls=True)),
             pytest.raises(DatasetError, match=f"{internal.url}/api is not for this process"),
         ):
             cache.open(f"{site.url}/a.jsonl").pread(0, 100)
         assert internal.gets == []
-        with granting(Access.of([], [site.url, internal.url])):
+        with granting(Access.of([], [site.url, internal.url], local_urls=True)):
             assert cache.open(f"{site.url}/a.jsonl").pread(0, 100) == LINE
 
 

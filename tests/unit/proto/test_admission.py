@@ -277,14 +277,27 @@ async def test_a_spec_at_its_limits_is_let_in(serve: Serve) -> None:
         ("gpu-7:7070", True),
     ],
 )
-def test_without_a_token_a_service_stays_on_this_machine(listen: str, is_open: bool) -> None:
-    check_exposure(listen, SECRET, allow_anyone=False)
-    check_exposure(listen, "", allow_anyone=True)
-    if is_open:
-        with pytest.raises(UserError, match=r"--listen .* lets in whoever .*--cluster-token-file.*127\.0\.0\.1.*--allow-anyone"):
-            check_exposure(listen, "", allow_anyone=False)
-    else:
-        check_exposure(listen, "", allow_anyone=False)
+def test_without_a_token_and_tls_a_service_stays_on_this_machine(listen: str, is_open: bool) -> None:
+    def check(**said: bool) -> None:
+        usual = dict.fromkeys(("has_token", "tls", "allow_anyone", "allow_plaintext"), False)
+        check_exposure(listen, **usual | said)
+
+    for token in ("has_token", "allow_anyone"):
+        for wire in ("tls", "allow_plaintext"):
+            check(**{token: True, wire: True})
+    if not is_open:
+        check()
+        return
+    with pytest.raises(
+        UserError, match=r"lets in whoever .* and sends .*--cluster-token-file.*--allow-anyone.*--allow-plaintext"
+    ):
+        check()
+    with pytest.raises(UserError, match=r"--listen .* lets in whoever .*--allow-anyone.*127\.0\.0\.1") as caught:
+        check(tls=True)
+    assert "--allow-plaintext" not in str(caught.value)
+    with pytest.raises(UserError, match=r"--listen .* in the clear.*HEADRACE_TLS.*--allow-plaintext.*127\.0\.0\.1") as caught:
+        check(has_token=True)
+    assert "--allow-anyone" not in str(caught.value)
 
 
 @pytest.mark.parametrize("token", ["short", "with blanks in between", "z" * 20 + "\u00e9", "line\nbreak-and-more-of-it"])

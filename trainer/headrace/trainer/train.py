@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -34,7 +33,6 @@ def train(
     model_name: str = "",
     threads: int | None = None,
     transports: Sequence[str] = TRANSPORTS,
-    tls_ca: Path | None = None,
     precision: str = "fp32",
     device: torch.device | None = None,
     optimizer: OptimizerSpec = DEFAULTS,
@@ -48,7 +46,7 @@ def train(
     The weights start afresh. Raises UserError where the job has committed steps already and is not done, unless `fresh_weights`.
 
     `model_name`: a named shape; empty: the one that the job's costs are computed from. `threads`: CPU threads of torch; beside
-    busy processes fewer are faster; None: torch's choice. `transports` and `tls_ca`: see `headrace.trainer.connect`.
+    busy processes fewer are faster; None: torch's choice. `transports`: see `headrace.trainer.connect`.
     `precision`: a key of PRECISIONS. `device`: None means this rank's GPU, or the CPU if there is none. `dropout`: rate in the
     LLM's layers (`models.dropout`). `evaluate_every`: steps between evaluations of the job's validation sets (`Evaluations`);
     None: no evaluation.
@@ -59,7 +57,7 @@ def train(
     with (
         watched(hang_timeout_s) as watch,
         process_group(device := device or local_device(), watch),
-        connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports, tls_ca=tls_ca) as loader,
+        connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports) as loader,
     ):
         name = model_name or loader.spec.model
         warn_quadratic_attention(device.type, precision, MODEL_SHAPES[name])

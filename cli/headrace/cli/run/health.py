@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from headrace.cli.endpoint import add_tls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,9 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="exit 1 also where a reorder service stands by: it is well, and another one leads or its store is away",
     )
-    parser.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of a preprocessor that speaks TLS (default: it does not)"
-    )
+    add_tls(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,22 +25,19 @@ def run(args: argparse.Namespace) -> int:
     """
     from grpc_health.v1.health_pb2 import HealthCheckResponse
 
+    from headrace.handshake import shown_names
+    from headrace.identity import PREPROCESSOR, REORDER, identity
     from headrace.rpc import JOBS, health_of
 
-    credentials, ca = None, None
-    if args.tls_ca:
-        import grpc
-
-        from headrace.transport.tls import load_ca
-
-        credentials = grpc.ssl_channel_credentials(ca := load_ca(args.tls_ca))
-    itself, jobs = health_of(args.endpoint, "", JOBS, credentials=credentials)
+    own = identity()
+    server = PREPROCESSOR if own is not None and PREPROCESSOR in shown_names(args.endpoint, own) else REORDER
+    itself, jobs = health_of(args.endpoint, "", JOBS, server=server)
     serving, standing_by = itself == HealthCheckResponse.SERVING, jobs == HealthCheckResponse.NOT_SERVING
     if not serving:
         from headrace.errors import EndpointError
-        from headrace.transport.tls import tls_mismatch
+        from headrace.handshake import tls_mismatch
 
-        if reason := tls_mismatch(args.endpoint, ca):
+        if reason := tls_mismatch(args.endpoint, own, server):
             raise EndpointError(reason)
     print("not serving" if not serving else "standing by" if standing_by else "serving")
     return 0 if serving and not (standing_by and args.ready) else 1

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.endpoint import add_allow_anyone, add_endpoint
+from headrace.cli.endpoint import add_doors, add_endpoint
 from headrace.cli.log_format import add_log_format
 from headrace.cli.run.memory import usable_memory
 from headrace.cli.run.processors import usable_processors
@@ -85,6 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "where --listen and --reorder are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
     )
     parser.add_argument(
+        "--allow-local-urls",
+        action="store_true",
+        help="jobs may fetch from this machine and its link, too, where a cloud tells machines their secrets (default: refused)",
+    )
+    parser.add_argument(
         "--checksum",
         action="store_true",
         help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
@@ -102,16 +107,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
     )
     parser.add_argument(
-        "--tls-cert", type=Path, metavar="FILE", help="certificate in PEM: trainers connect over TLS (default: no TLS)"
-    )
-    parser.add_argument("--tls-key", type=Path, metavar="FILE", help="its key in PEM, not encrypted")
-    parser.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
-    add_allow_anyone(parser)
+    add_doors(parser, "train, of those that fetch payload here")
     add_log_format(parser)
 
 
@@ -121,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token
     from headrace.errors import UserError
-    from headrace.transport.tls import load_certificate
+    from headrace.identity import PREPROCESSOR, server_identity
+    from headrace.token_folder import TokenFolder
 
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
     if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
@@ -130,15 +132,19 @@ def run(args: argparse.Namespace) -> int:
         rpc.check_endpoint(endpoint)
     if not 0 <= args.flight_port <= 65535:
         raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
-    if (args.tls_cert is None) != (args.tls_key is None):
-        raise UserError("--tls-cert and --tls-key go together: name both, or neither")
-    if args.ucx and args.tls_cert:
-        raise UserError("--ucx does not encrypt: leave it or --tls-cert away")
+    identity = server_identity(PREPROCESSOR)
+    if args.ucx and identity is not None:
+        raise UserError("--ucx does not encrypt, and --tls or HEADRACE_TLS asks for it: leave one of them away")
     await_token_file()
-    token = cluster_token()
-    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
+    token, tokens = cluster_token(), TokenFolder(args.tokens) if args.tokens else None
+    check_exposure(
+        args.listen,
+        has_token=bool(token or tokens),
+        tls=identity is not None,
+        allow_anyone=args.allow_anyone,
+        allow_plaintext=args.allow_plaintext,
+    )
     allowed = access(args)
-    certificate = load_certificate(args.tls_cert, args.tls_key) if args.tls_cert else None
 
     from headrace.preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
     from headrace.preprocessor.sources.cache import ShardCache, default_cache
@@ -155,9 +161,10 @@ def run(args: argparse.Namespace) -> int:
         access=allowed,
         cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
         token=token,
+        tokens=tokens,
         with_checksum=args.checksum,
         flight_port=args.flight_port,
-        certificate=certificate,
+        identity=identity,
         with_ucx=args.ucx,
         metrics_listen=args.metrics,
     )
@@ -174,5 +181,5 @@ def access(args: argparse.Namespace) -> Access:
     from headrace.preprocessor.access import NOTHING, Access
 
     if args.data_root or args.allow_url:
-        return Access.of(args.data_root, args.allow_url)
-    return Access() if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING
+        return Access.of(args.data_root, args.allow_url, local_urls=args.allow_local_urls)
+    return Access(local_urls=args.allow_local_urls) if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING

@@ -6,11 +6,13 @@ import argparse
 import os
 from pathlib import Path
 
-from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_allow_anyone, add_token_file
+from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_doors, add_tls, add_token_file
 from headrace.cli.log_format import add_log_format
 
 DEFAULT_STORE = "embedded:headrace-store"
 KEEP_FINISHED = "7,5000"  # a week, as long as a pipeline's logs are kept; 5,000 records of jobs take some 10 MB of the store
+MAX_JOBS = 1_000  # far more than anybody trains at a time; each takes some MiB of memory, and a turn of every preprocessor
+MAX_CALLS_PER_S = 1_000  # a busy `headrace top` makes some ten
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,8 +43,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="drop jobs that are over, with their ledgers, so many days after their end, and the oldest of more than so many; "
         "`ever` drops none (default: %(default)s)",
     )
+    parser.add_argument(
+        "--max-jobs",
+        type=int,
+        default=MAX_JOBS,
+        metavar="N",
+        help="refuse to begin another job while N have not ended (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-calls-per-s",
+        type=int,
+        default=MAX_CALLS_PER_S,
+        metavar="R",
+        help="answer one host R calls a second about jobs at most; trainers' steps are none of them (default: %(default)s)",
+    )
     add_token_file(parser, TOKEN_HELP + "; made where it is not there")
-    add_allow_anyone(parser)
+    add_tls(parser)
+    add_doors(parser, "submit, train, preprocess and watch")
     add_log_format(parser)
 
 
@@ -51,12 +68,35 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.run.memory import usable_memory
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
+    from headrace.errors import UserError
+    from headrace.identity import REORDER, server_identity
     from headrace.reorder_service.keep_finished import KeepFinished
     from headrace.reorder_service.server import serve
+    from headrace.token_folder import TokenFolder
 
+    if min(args.max_jobs, args.max_calls_per_s) < 1:
+        raise UserError("--max-jobs and --max-calls-per-s must be at least 1")
     if not os.environ.get(TOKEN) and (file := os.environ.get(TOKEN_FILE, "")):
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
-    check_exposure(args.listen, token, allow_anyone=args.allow_anyone)
-    serving = serve(args.listen, args.store, args.metrics, token=token, keep=keep, memory_bytes=usable_memory())
+    tokens, identity = TokenFolder(args.tokens) if args.tokens else None, server_identity(REORDER)
+    check_exposure(
+        args.listen,
+        has_token=bool(token or tokens),
+        tls=identity is not None,
+        allow_anyone=args.allow_anyone,
+        allow_plaintext=args.allow_plaintext,
+    )
+    serving = serve(
+        args.listen,
+        args.store,
+        args.metrics,
+        token=token,
+        tokens=tokens,
+        identity=identity,
+        keep=keep,
+        memory_bytes=usable_memory(),
+        max_jobs=args.max_jobs,
+        calls_per_s=args.max_calls_per_s,
+    )
     return run_service("reorder", serving, args.log_format)

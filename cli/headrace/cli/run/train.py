@@ -101,9 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "else by Arrow Flight (default: %(default)s)",
     )
     parser.add_argument(
-        "--tls-ca", type=Path, metavar="FILE", help="the CA, in PEM, of preprocessors that speak TLS (default: they do not)"
-    )
-    parser.add_argument(
         "--evaluate-every",
         type=int,
         metavar="N",
@@ -221,7 +218,6 @@ def run(args: argparse.Namespace) -> int:
                 "model_name": args.model or "",
                 "threads": args.threads,
                 "transports": transports,
-                "tls_ca": args.tls_ca,
                 "precision": args.precision,
                 "device": device,
                 "fresh_weights": args.fresh_weights,

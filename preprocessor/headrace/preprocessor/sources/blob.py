@@ -6,6 +6,7 @@ import contextlib
 import io
 import mmap
 import os
+import socket
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -312,7 +313,8 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if local_path(url) is None or "::" in url:
         access.check_url(url)
     if url.startswith(_WEB):
-        return cast(tuple[fsspec.AbstractFileSystem, str], fsspec.core.url_to_fs(url, client_kwargs=web_client()))
+        web = fsspec.core.url_to_fs(url, client_kwargs=web_client(), get_client=open_web_session)
+        return cast(tuple[fsspec.AbstractFileSystem, str], web)
     fs, path = fsspec.core.url_to_fs(url)
     if isinstance(fs, LocalFileSystem):
         access.check_path(path)
@@ -346,6 +348,18 @@ def web_client() -> dict[str, Any]:
     trace.on_request_redirect.append(check)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S)
     return {"timeout": timeout, "trace_configs": [trace]}
+
+
+async def open_web_session(**settings: Any) -> Any:
+    """Return an aiohttp session with these settings, which connects to no address that jobs may not fetch from."""
+    import aiohttp
+
+    def connect(info: aiohttp.AddrInfoType) -> socket.socket:
+        family, kind, proto, _, address = info
+        access.check_address(str(address[0]))
+        return socket.socket(family, kind, proto)
+
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(socket_factory=connect), **settings)
 
 
 def local_path(url: str) -> str | None:

@@ -6,6 +6,7 @@ Only what is plain is done here. Redirections, passwords in URLs and settings of
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,7 +14,8 @@ from typing import Any
 
 import urllib3
 
-from headrace.preprocessor.sources.blob import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, web_client
+from headrace.preprocessor import access
+from headrace.preprocessor.sources.blob import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, open_web_session, web_client
 
 MOST_REQUESTS = 64
 """Requests of this process at a time, for whatever files: where each takes 50 ms, as many as its interpreter can make."""
@@ -46,17 +48,10 @@ class Answer:
 
 def plain_url(fs: Any, url: str) -> str | None:
     """Return the URL to ask for a file of a web server; None where that takes what only its fsspec driver `fs` knows."""
-    if fs.kwargs or fs.client_kwargs != web_client() or fs.get_client is not _usual_client():
+    if fs.kwargs or fs.client_kwargs != web_client() or fs.get_client is not open_web_session:
         return None
     parts = fs.encode_url(url)
     return None if parts.raw_user or parts.raw_password or not parts.raw_host else str(parts)
-
-
-@cache
-def _usual_client() -> Any:
-    from fsspec.implementations import http as driver
-
-    return driver.get_client
 
 
 def range_headers(start: int, stop: int) -> dict[str, str]:
@@ -67,7 +62,8 @@ def range_headers(start: int, stop: int) -> dict[str, str]:
 def get_range(url: str, start: int, stop: int) -> Answer:
     """Ask for the bytes from `start` to `stop` of a file, over a connection that is kept.
 
-    Raises RedirectedError or RefusedError for such answers, urllib3's HTTPError where no answer comes.
+    Raises RedirectedError or RefusedError for such answers, urllib3's HTTPError where no answer comes, and DatasetError where
+    headrace.preprocessor.access forbids it.
     """
     answer = _pool().request("GET", url, headers=range_headers(start, stop), redirect=False, preload_content=False)
     try:
@@ -89,4 +85,35 @@ def _pool() -> urllib3.PoolManager:
     """Of connections. One that the server closed while it was idle is made anew."""
     once_more = urllib3.Retry(total=1, redirect=0, respect_retry_after_header=False)
     timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
-    return urllib3.PoolManager(maxsize=MOST_REQUESTS, retries=once_more, timeout=timeout, headers={"User-Agent": "headrace"})
+    pool = urllib3.PoolManager(maxsize=MOST_REQUESTS, retries=once_more, timeout=timeout, headers={"User-Agent": "headrace"})
+    pool.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return pool
+
+
+class _Checked:
+    """A connection that sends nothing to an address that jobs may not fetch from."""
+
+    def _new_conn(self) -> socket.socket:
+        connection: socket.socket = super()._new_conn()  # type: ignore[misc]
+        try:
+            access.check_address(str(connection.getpeername()[0]))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+class _Connection(_Checked, urllib3.connection.HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Checked, urllib3.connection.HTTPSConnection):
+    pass
+
+
+class _Pool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection

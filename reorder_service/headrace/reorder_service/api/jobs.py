@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 
 from headrace import message_codec
-from headrace.errors import NotFoundError, UserError
+from headrace.errors import LimitError, NotFoundError, UserError
 from headrace.execution_spec import load_execution_json
 from headrace.manifest import PAGE_SHARDS
+from headrace.refusals import Reason, Refusals
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.planned_step import PlannedStep
@@ -34,10 +35,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
+        self._refusals = Refusals()
 
     @unary_method
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:
-        run = await self._leadership.service.submit(request.spec_json)
+        try:
+            run = await self._leadership.service.submit(request.spec_json)
+        except LimitError:
+            self._refusals.note(Reason.TOO_MANY_JOBS, "/headrace.v1.Jobs/Submit", context)
+            raise
         return jobs_pb2.SubmitReply(job=run.name)
 
     @unary_method

@@ -67,7 +67,7 @@ def test_a_server_that_redirects_is_left_to_the_driver_which_asks_what_may_be_fe
         store.files["a"] = site.files["a"] = CONTENT
         file = RangedFile(describe(f"{site.url}/a", retry), retry)
         site.failures = [(302, {"Location": f"{store.url}/a"})] * 3
-        with granting(Access.of([], [site.url, store.url])):
+        with granting(Access.of([], [site.url, store.url], local_urls=True)):
             assert file.read(10, 20) == file.read(10, 20) == CONTENT[10:20]
         assert len(site.gets) == 3, "the first, and two of the driver"
         assert site.url in ranges._redirecting

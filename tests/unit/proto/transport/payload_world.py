@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import flight
 
+from headrace.identity import Identity
 from headrace.preprocessor.payload.arena import Arena
 from headrace.preprocessor.payload.payload_store import Entry, PayloadStore
 from headrace.preprocessor.payload.writer import PayloadWriter
@@ -25,9 +26,8 @@ from headrace.quarantine import Rejected
 from headrace.rpc import Server
 from headrace.sample import payload_schema
 from headrace.spec import ImageSpec
-from headrace.transport.flight_server import FlightServer
+from headrace.transport.flight_renewal import RenewingFlight
 from headrace.transport.slots import SlotReceiver, SlotServer
-from headrace.transport.tls import Certificate
 from headrace.v1 import payload_pb2, payload_pb2_grpc
 
 MIB = 1 << 20
@@ -80,7 +80,7 @@ class Producer:
         shared: bool = True,
         with_checksum: bool = False,
         listen: str = "127.0.0.1:0",
-        certificate: Certificate | None = None,
+        identity: Identity | None = None,
         signed: bool = False,
     ) -> None:
         """`signed`: tickets must bear the signature of KEYS."""
@@ -93,23 +93,24 @@ class Producer:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
-        self._run(self._start(listen, certificate))
+        self._run(self._start(listen, identity))
 
-    async def _start(self, listen: str, certificate: Certificate | None) -> None:
+    async def _start(self, listen: str, identity: Identity | None) -> None:
         self._server = Server(
             listen,
             {"headrace.v1.Payload": lambda server: payload_pb2_grpc.add_PayloadServicer_to_server(self.servicer, server)},
-            certificate.server_credentials() if certificate is not None else None,
+            identity,
         )
         self.endpoint = self._server.endpoint
-        self.flight = FlightServer("127.0.0.1:0", self.servicer.lend, certificate)
+        self.flight = RenewingFlight("127.0.0.1:0", self.servicer.lend, identity)
         self.flight_endpoint = f"127.0.0.1:{self.flight.port}"
-        self.servicer.offer.flight_port, self.servicer.offer.flight_tls = self.flight.port, certificate is not None
+        self.servicer.offer.flight_port = self.flight.port
         await self._server.start()
         if self.arena is not None:
             self._slots = SlotServer(self.arena.path, self.servicer.tell_slot)
             await self._slots.start()
         self._decoding = asyncio.create_task(self._decode())
+        self._renewing = asyncio.create_task(self.flight.keep_renewed())
 
     async def _decode(self) -> None:
         while True:
@@ -166,6 +167,7 @@ class Producer:
 
         async def stop() -> None:
             self._decoding.cancel()
+            self._renewing.cancel()
             if self.arena is not None:
                 await self._slots.stop()
             await self._server.stop(0)

@@ -146,8 +146,8 @@ def test_a_part_is_waited_for_while_it_is_decoded_by_asking_again(
 ) -> None:
     monkeypatch.setattr(flight_server, "WAIT_S", 0.02)
     producer, calls = make_producer(), []
-    lend = producer.flight._lend
-    producer.flight._lend = lambda request: calls.append(request) or lend(request)
+    lend = producer.flight._server._lend
+    producer.flight._server._lend = lambda request: calls.append(request) or lend(request)
     producer.add_stuck("part")
     with ThreadPoolExecutor(1) as pool:
         fetching = pool.submit(make_receiver(producer).fetch, "part", 20.0)

@@ -17,7 +17,6 @@ from headrace.trainer.loading.loader import SessionLoader
 from headrace.trainer.loading.parallel import Parallel
 from headrace.trainer.loading.step_loader import StepLoader
 from headrace.transport.base import TRANSPORTS
-from headrace.transport.tls import load_ca
 
 PREFETCH_PARTS, PREFETCH_BYTES, THREADS = 8, 256 << 20, 4
 """Defaults of `connect` for `prefetch_parts`, `prefetch_bytes` and `threads`."""
@@ -33,8 +32,8 @@ def connect(
     prefetch_bytes: int = PREFETCH_BYTES,
     threads: int = THREADS,
     transports: Sequence[str] = TRANSPORTS,
-    tls_ca: str | Path | None = None,
     token: str | None = None,
+    tls: str | Path | None = None,
     unit: str | None = None,
     hedge_s: float = HEDGE_S,
     mesh: DeviceMesh | None = None,
@@ -69,10 +68,12 @@ def connect(
     process's malloc (`headrace.transport.malloc`), so that it keeps the memory of parts for later ones; HEADRACE_KEEP_MALLOC=1
     in the environment prevents that.
 
-    `tls_ca`: a PEM file with the CA of the certificates that preprocessors were started with (--tls-cert). None: no TLS.
-
     `token`: the cluster's token, if its services ask for one. None: HEADRACE_CLUSTER_TOKEN, or the content of the file that
     HEADRACE_CLUSTER_TOKEN_FILE names.
+
+    `tls`: a folder with ca.crt, tls.crt and tls.key, this process's papers: every connection is over TLS then, and both sides
+    show their certificates (`headrace certs` makes such folders). None: the folder that HEADRACE_TLS names, or plain text.
+    Renewed files are used by the next connection.
 
     `unit`: the parallelism unit of this rank, "encoder", "vision", "audio", "llm" or "generator". The rank receives only the
     columns of its unit (an LLM rank no pixels, an encoder rank no labels); all other tensors are empty. None: every column.
@@ -106,8 +107,8 @@ def connect(
         prefetch_bytes=prefetch_bytes,
         threads=threads,
         transports=transports,
-        tls_ca=load_ca(Path(tls_ca)) if tls_ca is not None else None,
         token=token,
+        tls=tls,
         columns=_columns(unit),
         hedge_s=hedge_s,
         equal_microbatches=equal_microbatches,

@@ -6,14 +6,14 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import grpc
+from pathlib import Path
 
 from headrace import rpc
 from headrace.errors import EndpointError, UnavailableError, UserError
+from headrace.handshake import tls_mismatch
+from headrace.identity import PREPROCESSOR, identity
 from headrace.observability.logs import pairs
 from headrace.ticket import part_of
-from headrace.transport import tls
 from headrace.transport.base import FLIGHT, SHARED_MEMORY, TRANSPORTS, UCX, Delivery, Receiver, TransportError
 from headrace.transport.flight import FlightReceiver
 from headrace.transport.slots import SlotReceiver
@@ -33,10 +33,10 @@ class Terms:
     """The transports allowed, some of headrace.transport.base.TRANSPORTS."""
     columns: tuple[str, ...] = ()
     """Columns to fetch; empty: all of them."""
-    tls_ca: bytes | None = None
-    """CA of the preprocessors' certificates, in PEM. None: no TLS."""
     token: str | None = None
     """The cluster's token. None: the environment's."""
+    tls: str | Path | None = None
+    """The folder with this process's papers (headrace.identity). None: the environment's; empty: plain text."""
     ucx: UcxClient = field(default_factory=UcxClient)
     """Thread and buffers shared by all UCX connections; whoever creates the Terms must close it."""
 
@@ -59,7 +59,7 @@ def _shared_memory(peer: _Peer) -> Receiver:
 def _ucx(peer: _Peer) -> Receiver:
     if not peer.offer.ucx_port:
         raise TransportError("the preprocessor does not offer it")
-    if peer.terms.tls_ca is not None:
+    if identity(peer.terms.tls) is not None:
         raise TransportError("it does not encrypt, as TLS does")
     host = peer.endpoint.rpartition(":")[0]
     return peer.terms.ucx.connect(host, peer.offer.ucx_port, peer.offer.ucx_token, peer.terms.columns)
@@ -67,8 +67,9 @@ def _ucx(peer: _Peer) -> Receiver:
 
 def _flight(peer: _Peer) -> Receiver:
     host = peer.endpoint.rpartition(":")[0]
-    ca = peer.terms.tls_ca if peer.offer.flight_tls else None
-    return FlightReceiver(f"{host}:{peer.offer.flight_port}", columns=peer.terms.columns, ca=ca)
+    own = identity(peer.terms.tls)
+    papers = own.present() if own is not None else None
+    return FlightReceiver(f"{host}:{peer.offer.flight_port}", columns=peer.terms.columns, papers=papers)
 
 
 _RECEIVERS: dict[str, Callable[[_Peer], Receiver]] = {SHARED_MEMORY: _shared_memory, UCX: _ucx, FLIGHT: _flight}
@@ -81,8 +82,7 @@ class Connection:
     def __init__(self, endpoint: str, terms: Terms) -> None:
         self.endpoint = endpoint
         self._terms = terms
-        credentials = grpc.ssl_channel_credentials(terms.tls_ca) if terms.tls_ca is not None else None
-        self._channel = rpc.channel(endpoint, credentials, token=terms.token)
+        self._channel = rpc.channel(endpoint, token=terms.token, tls=terms.tls, server=PREPROCESSOR)
         self._stub = payload_pb2_grpc.PayloadStub(self._channel)
         self._lock = threading.Lock()  # guards everything below
         self._peer: _Peer | None = None
@@ -142,7 +142,7 @@ class Connection:
         except ValueError as err:  # gRPC raises it for a call on a channel that is closed: another thread found it broken
             raise UnavailableError(f"the connection to {self.endpoint} was closed") from err
         except UnavailableError as err:
-            if reason := tls.tls_mismatch(self.endpoint, self._terms.tls_ca):
+            if reason := tls_mismatch(self.endpoint, identity(self._terms.tls), PREPROCESSOR):
                 raise EndpointError(reason) from err
             raise
         return offer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from headrace import rpc
 from headrace.peer_spec import load_peer_spec_json
@@ -19,6 +20,7 @@ def replan(
     speeds: Sequence[float] | None = None,
     generation: int | None = None,
     token: str | None = None,
+    tls: str | Path | None = None,
 ) -> int:
     """Have a job planned for another topology from its first uncommitted step on, and return its new generation.
 
@@ -29,13 +31,14 @@ def replan(
     `generation`: the job's present generation as known to the caller (`StepLoader.generation`): if several ranks notice
     the same loss, only the first call takes effect.
 
-    `token`: the cluster's token; None: the environment's, as in `headrace.trainer.connect`.
+    `token`, `tls`: the cluster's token and the folder of this process's papers; None: the environment's, as in
+    `headrace.trainer.connect`.
 
     Raises SpecError for an invalid topology, ConflictError where another generation has begun or the job is over, NotFoundError
     for an unknown job, and UnavailableError where the reorder service does not answer.
     """
-    rpc.await_reorder_service(endpoint)
-    with rpc.channel(endpoint, token=token) as channel:
+    rpc.await_reorder_service(endpoint, tls=tls)
+    with rpc.channel(endpoint, token=token, tls=tls) as channel:
         stub = jobs_pb2_grpc.JobsStub(channel)
         present = load_peer_spec_json(rpc.call(stub.Show, jobs_pb2.ShowRequest(job=job), endpoint).spec_json).topology
         topology = present.changed(replicas=replicas, microbatches=microbatches, stages=stages, speeds=speeds)

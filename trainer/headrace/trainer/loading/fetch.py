@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import NotFoundError, UnavailableError
@@ -71,16 +72,16 @@ class PartFetcher:
         threads: int,
         transports: Sequence[str] = TRANSPORTS,
         columns: Sequence[str] | None = None,
-        tls_ca: bytes | None = None,
         token: str | None = None,
+        tls: str | Path | None = None,
         hedge_s: float = HEDGE_S,
         on_delivered: Callable[[], None] = lambda: None,
     ) -> None:
         """`report_lost(ticket, lease)`: asks for another location. At most `max_parts` parts, and about `max_bytes`, lie ready.
 
         `on_delivered()`: called, in any thread, when a part has come. `columns`: those of headrace.sample.SCHEMA to fetch;
-        None: all. `tls_ca`: the CA of the preprocessors' certificates, in PEM; None: no TLS. Raises UserError where a transport
-        is unknown or `hedge_s` is not above 0.
+        None: all. `token`, `tls`: as in `headrace.rpc.channel`. Raises UserError where a transport is unknown or `hedge_s` is not
+        above 0.
         """
         self._report_lost = report_lost
         self._on_delivered = on_delivered
@@ -88,7 +89,7 @@ class PartFetcher:
         self._max_bytes = max_bytes
         self._threads = threads
         self._hedging = Hedging(hedge_s)
-        self._make_client = partial(PartClient, transports, tls_ca=tls_ca, token=token)
+        self._make_client = partial(PartClient, transports, token=token, tls=tls)
         self._client = self._make_client(columns)
         self._pool = ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="fetch")
         self._closed = threading.Event()

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Self
 
 import pyarrow as pa
@@ -55,7 +56,6 @@ class SessionLoader(StepLoader):
         prefetch_bytes: int,
         threads: int,
         transports: Sequence[str],
-        tls_ca: bytes | None,
         columns: Sequence[str] | None,
         hedge_s: float,
         unit: str = "",
@@ -63,6 +63,7 @@ class SessionLoader(StepLoader):
         shared_commit: bool = False,
         equal_microbatches: bool = False,
         token: str | None = None,
+        tls: str | Path | None = None,
         of_job: Callable[[str], SessionLoader] | None = None,
         buffers: BufferPool | None = None,
     ) -> None:
@@ -70,11 +71,11 @@ class SessionLoader(StepLoader):
         evaluations. `buffers`: what media are packed into; None: pinned memory where there is a GPU, else this loader's own.
         Others that `headrace.trainer.connect` lacks: see SessionClient."""
         super().__init__(job)
-        self._of_job, self._token = of_job, token
+        self._of_job, self._token, self._tls = of_job, token, tls
         self._rank, self._num_ranks, self._equal_microbatches = rank, num_ranks, equal_microbatches
         self._counts_ranks = not replicas and not shared_commit  # processes of a pipeline name their replicas instead
         self._client = SessionClient(
-            endpoint, job, rank, num_ranks, replicas, unit=unit, shared_commit=shared_commit, token=token
+            endpoint, job, rank, num_ranks, replicas, unit=unit, shared_commit=shared_commit, token=token, tls=tls
         )
         self._parts = PartFetcher(
             self._client.report_lost,
@@ -83,8 +84,8 @@ class SessionLoader(StepLoader):
             threads=threads,
             transports=transports,
             columns=columns,
-            tls_ca=tls_ca,
             token=token,
+            tls=tls,
             hedge_s=hedge_s,
             on_delivered=self._on_part_arrived,
         )
@@ -145,7 +146,7 @@ class SessionLoader(StepLoader):
 
     def _loader_of(self, spec: JobSpec) -> Self:
         assert self._of_job is not None, "this kind of loader evaluates"
-        with JobsClient(self._client.endpoint, self._token) as jobs:
+        with JobsClient(self._client.endpoint, self._token, self._tls) as jobs:
             jobs.submit(spec)
         loader = self._of_job(spec.name)
         assert isinstance(loader, type(self))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -37,10 +38,10 @@ class PartClient:
         transports: Sequence[str] = TRANSPORTS,
         columns: Sequence[str] | None = None,
         *,
-        tls_ca: bytes | None = None,
         token: str | None = None,
+        tls: str | Path | None = None,
     ) -> None:
-        """`columns`: those of sample.SCHEMA to fetch; empty: all. `tls_ca`, `token`: see `connection.Terms`.
+        """`columns`: those of sample.SCHEMA to fetch; empty: all. `token`, `tls`: see `connection.Terms`.
 
         Raises UserError for transports that are not in headrace.transport.base.TRANSPORTS and columns not in the schema.
         """
@@ -49,7 +50,7 @@ class PartClient:
             raise UserError(f"transports {tuple(transports)!r} must be some of {', '.join(TRANSPORTS)}")
         if not set(columns) <= set(SCHEMA.names):
             raise UserError(f"columns {columns!r} must be some of {', '.join(SCHEMA.names)}")
-        self._terms = Terms(transports=frozenset(transports), columns=columns, tls_ca=tls_ca, token=token)
+        self._terms = Terms(transports=frozenset(transports), columns=columns, token=token, tls=tls)
         self._connections: dict[str, Connection] = {}
         self._lock = threading.Lock()
 

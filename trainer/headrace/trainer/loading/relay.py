@@ -28,6 +28,7 @@ import grpc
 from headrace import rpc
 from headrace.cluster_token import cluster_token
 from headrace.errors import UserError
+from headrace.identity import identity
 from headrace.observability.logs import pairs
 from headrace.trainer.loading.relay_stream import NotRelayedError, RefusedError, RelayStream
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
@@ -71,11 +72,12 @@ class RelayPlace:
     a process that was killed is left, until another one becomes a relay.
     """
 
-    def __init__(self, endpoint: str, token: str | None) -> None:
-        """`token`: the cluster's token; None: the environment's. Raises UserError where the folder is somebody else's."""
-        self._endpoint, self._token = endpoint, token
-        said = cluster_token() if token is None else token
-        name = hashlib.sha256(f"{endpoint} {said}".encode()).hexdigest()[:_DIGITS]  # who says another token has another relay
+    def __init__(self, endpoint: str, token: str | None, tls: str | Path | None = None) -> None:
+        """`token`, `tls`: as in `headrace.rpc.channel`. Raises UserError where the relay's folder is somebody else's."""
+        self._endpoint, self._token, self._tls = endpoint, token, tls
+        said, own = cluster_token() if token is None else token, identity(tls)
+        known = f"{endpoint} {said} {own.folder if own is not None else ''}"  # who says or shows another has another relay
+        name = hashlib.sha256(known.encode()).hexdigest()[:_DIGITS]
         self._socket = _private_folder() / f"{name}.sock"
         self.channel = rpc.local_channel(self._socket)
         """A blocking channel to the relay, whichever process that is."""
@@ -97,7 +99,7 @@ class RelayPlace:
             if self._socket in _SERVING or not _lock(self._socket):
                 return
             _clear_away(besides=self._socket)
-            relay = Relay(rpc.channel(self._endpoint, token=self._token))
+            relay = Relay(rpc.channel(self._endpoint, token=self._token, tls=self._tls))
             relay.serve(f"unix:{self._socket}")
             _SERVING[self._socket] = relay
             log.info("relaying for the ranks of this host %s", pairs(endpoint=self._endpoint, socket=self._socket))

@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace import rpc
@@ -57,20 +58,21 @@ class SessionClient:
         unit: str = "",
         shared_commit: bool = False,
         token: str | None = None,
+        tls: str | Path | None = None,
     ) -> None:
         """`replicas`: those of `unit` whose samples a process of a pipeline takes, which gets whole plans; none: every
         `num_ranks`-th. `shared_commit`: the rank is one of several nodes of which one commits for all: it gets whole plans and
-        all parts, and `num_ranks` does not matter. `token`: the cluster's token; None: the environment's."""
+        all parts, and `num_ranks` does not matter. `token`, `tls`: as in `headrace.rpc.channel`; None: the environment's."""
         self._unit = unit
         self._replicas = replicas
         self._shared_commit = shared_commit
-        self.endpoint = endpoint
+        self.endpoint, self._tls = endpoint, tls
         self.job = job
         self._rank = rank
         self._num_ranks = num_ranks
         self._num_callers = num_callers(num_ranks)
-        self._relay = RelayPlace(endpoint, token) if is_relayed() else None
-        self._channel = rpc.channel(endpoint, token=token)
+        self._relay = RelayPlace(endpoint, token, tls) if is_relayed() else None
+        self._channel = rpc.channel(endpoint, token=token, tls=tls)
         self._stub = sessions_pb2_grpc.SessionsStub(self._channel)
         self._lock = threading.Lock()  # guards the opening of the session, and the commits
         self._session = ""
@@ -86,7 +88,7 @@ class SessionClient:
 
         Raises UserError where endpoint, job, rank or states do not fit.
         """
-        rpc.await_reorder_service(self.endpoint)
+        rpc.await_reorder_service(self.endpoint, tls=self._tls)
         with self._lock:
             reply = self._open([state for state in states if state.step is not None], INDEXING_TIMEOUT_S)
             self._durable = reply.next_step

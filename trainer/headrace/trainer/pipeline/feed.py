@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -32,7 +31,6 @@ from headrace.trainer.pipeline.cargo import Cargo, Prepare
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.transport.base import TRANSPORTS
-from headrace.transport.tls import load_ca
 from headrace.v1 import sessions_pb2
 
 COMMIT_GRACE_S = 2.0  # how long a process that ends by an error waits for its last commit, which may wait for a lost process
@@ -135,10 +133,8 @@ class StepFeed:
 class PortionLoader(SessionLoader):
     """A step loader that packs portions of microbatches, each while the stage computes the one before."""
 
-    def __init__(self, endpoint: str, *, device: torch.device, tls_ca: Path | None = None, **options: Any) -> None:
-        """`device`: where packed portions are copied to. `tls_ca`: as in `headrace.trainer.connect`. `options`: further
-        arguments of SessionLoader.
-        """
+    def __init__(self, endpoint: str, *, device: torch.device, **options: Any) -> None:
+        """`device`: where packed portions are copied to. `options`: further arguments of SessionLoader."""
         self._copy = DeviceCopy(device)
         self._portions = PackAhead(self._pack_portion, lambda announced: announced[0].has_arrived(announced[1]))
         super().__init__(
@@ -146,7 +142,6 @@ class PortionLoader(SessionLoader):
             prefetch_parts=PREFETCH_PARTS,
             prefetch_bytes=PREFETCH_BYTES,
             threads=THREADS,
-            tls_ca=load_ca(tls_ca) if tls_ca is not None else None,
             hedge_s=HEDGE_S,
             **options,
         )
@@ -180,9 +175,8 @@ class PipelineLoader(PortionLoader):
         rank: int,
         device: torch.device,
         transports: Sequence[str] = TRANSPORTS,
-        tls_ca: Path | None = None,
     ) -> None:
-        """`device`: where packed portions are copied to. `transports`, `tls_ca`: as in `headrace.trainer.connect`."""
+        """`device`: where packed portions are copied to. `transports`: as in `headrace.trainer.connect`."""
         self._topology, self._place = topology, topology.place(rank)
         self._needed: dict[int, tuple[Routes, dict[str, list[int]], dict[int, int]]] = {}  # by step
         self._commits = CommitThread()
@@ -193,12 +187,11 @@ class PipelineLoader(PortionLoader):
             num_ranks=topology.world_size,
             device=device,
             transports=transports,
-            tls_ca=tls_ca,
             columns=columns_of(topology, self._place),
             unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
             of_job=lambda job: PipelineLoader(
-                endpoint, job=job, topology=topology, rank=rank, device=device, transports=transports, tls_ca=tls_ca
+                endpoint, job=job, topology=topology, rank=rank, device=device, transports=transports
             ),
         )
 

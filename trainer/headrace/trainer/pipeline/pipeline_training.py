@@ -50,7 +50,6 @@ def train_pipeline(
     model_name: str = "",
     threads: int | None = None,
     transports: Sequence[str] = TRANSPORTS,
-    tls_ca: Path | None = None,
     precision: str = "fp32",
     checkpoint: Path | None = None,
     checkpoint_every: int = 100,
@@ -66,8 +65,7 @@ def train_pipeline(
     Without `resume`, training starts with fresh weights. Raises UserError if the job is not done but has committed steps already,
     unless `fresh_weights`, and if topology, model, job, checkpoint, device and number of processes do not fit each other.
 
-    `model_name`, `threads`, `transports`, `tls_ca`, `precision`, `device`, `hang_timeout_s`,
-    `evaluate_every`: as in `train.train`.
+    `model_name`, `threads`, `transports`, `precision`, `device`, `hang_timeout_s`, `evaluate_every`: as in `train.train`.
     `checkpoint`: folder, visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one.
     `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one.
     `make_model`: makes a model of modules of the user's in place of the topology's, in every process, which keeps its unit of it.
@@ -88,7 +86,6 @@ def train_pipeline(
             rank=rank(),
             device=device,
             transports=transports,
-            tls_ca=tls_ca,
         )
         with loader:
             begin = None if resume is None else Checkpoint.newest(resume)

@@ -50,7 +50,6 @@ def train_recoverable(
     model_name: str = "",
     threads: int | None = None,
     transports: Sequence[str] = TRANSPORTS,
-    tls_ca: Path | None = None,
     precision: str = "fp32",
     checkpoint: Path | None = None,
     resume: Path | None = None,
@@ -75,7 +74,7 @@ def train_recoverable(
     device = device or local_device()
     check_device(device)
     warn_staged_nodes(device.type)
-    with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca) as loader:
+    with NodeLoader(endpoint, job=job, number=number, device=device, transports=transports) as loader:
         if set(loader.spec.topology.stages) != set(spec.units):
             raise UserError(
                 f"the job plans for the units {', '.join(sorted(loader.spec.topology.stages))}, but the nodes have "

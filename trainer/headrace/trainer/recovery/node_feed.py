@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,13 +92,12 @@ class NodeLoader(PortionLoader):
         number: int,
         device: torch.device,
         transports: Sequence[str] = TRANSPORTS,
-        tls_ca: Path | None = None,
     ) -> None:
         """`number`: the node's session number, different for each node of the job. `device`: where packed portions are copied to.
-        `transports`, `tls_ca`: as in `headrace.trainer.connect`.
+        `transports`: as in `headrace.trainer.connect`.
         """
         self.of_job: Callable[[str], NodeLoader] = lambda job: NodeLoader(
-            endpoint, job=job, number=number, device=device, transports=transports, tls_ca=tls_ca
+            endpoint, job=job, number=number, device=device, transports=transports
         )
         """Returns such a loader of another job."""
         self._layout: Layout | None = None
@@ -113,7 +111,6 @@ class NodeLoader(PortionLoader):
             num_ranks=1,
             device=device,
             transports=transports,
-            tls_ca=tls_ca,
             columns=None,
             shared_commit=True,
         )
