@@ -138,9 +138,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         """Print the version, which is looked up only on request since that takes a moment as well."""
 
         def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-            from importlib.metadata import version
+            from headrace.admission import PROTOCOL, release
 
-            print(f"headrace {version('headrace')}")
+            print(f"headrace {release()}, protocol {PROTOCOL}")
             parser.exit()
 
     parser = Parser(
@@ -149,7 +149,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         epilog="Start with `headrace demo`. "
         "Exit codes: 0 done, 1 failed, 2 something for you to fix, 3 too many nodes lost, 130 interrupted.",
     )
-    parser.add_argument("--version", action=Version, nargs=0, help="say which release this is, and exit")
+    parser.add_argument(
+        "--version", action=Version, nargs=0, help="say which release this is and which protocol it speaks, and exit"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     arguments = sys.argv[1:] if argv is None else argv
     command = next((argument for argument in arguments if not argument.startswith("-")), "")

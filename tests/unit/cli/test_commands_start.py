@@ -14,6 +14,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from headrace.admission import PROTOCOL
 from headrace.cli import example
 from headrace.cli.demo import demo
 from headrace.cli.main import main
@@ -102,10 +103,10 @@ def test_a_health_check_loads_little_since_it_comes_every_few_seconds(serving_en
     assert (done.returncode, done.stdout) == (0, "serving\n\n"), done.stderr
 
 
-def test_the_release_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_release_and_its_protocol_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])
-    assert (end.value.code, capsys.readouterr().out) == (0, f"headrace {metadata.version('headrace')}\n")
+    assert (end.value.code, capsys.readouterr().out) == (0, f"headrace {metadata.version('headrace')}, protocol {PROTOCOL}\n")
 
 
 @pytest.mark.parametrize("arguments", [["plan"], ["plan", "x", "--seed", "y"], ["no-command"]])

@@ -1,0 +1,88 @@
+"""A Redis server behind TLS, with a user and a password. TLS ends in front of the server, as the bundled one is built without."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import ipaddress
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from headrace.errors import UserError
+from headrace.reorder_service.store.state import StateStore
+from tests.redis_server import RedisServer
+
+RULES = ["reset", "on", ">p%ss", "~headrace:*", "+@all", "-@admin", "-@dangerous"]
+
+
+def make_certificate(folder: Path) -> tuple[Path, Path]:
+    """Files of a certificate of 127.0.0.1, which is its own CA, and of its key."""
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "store")])
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "store.crt", folder / "store.key"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    paths[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    return paths
+
+
+@contextlib.asynccontextmanager
+async def tls_in_front(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
+    """A port that speaks TLS, and passes on to another one what it is told."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(copy(reader, inner_writer), copy(inner_reader, writer))
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def test_a_store_is_reached_over_tls_by_a_user_with_a_password(server: RedisServer, tmp_path: Path) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "headrace", *RULES)
+        client.execute_command("ACL", "SETUSER", "default", "off")
+    certificate, key = make_certificate(tmp_path)
+    async with tls_in_front(server.port, certificate, key) as port:
+        address, ca = f"127.0.0.1:{port}/0", f"ssl_ca_certs={certificate}"
+        store = await StateStore.open(f"rediss://headrace:p%25ss@{address}?{ca}")
+        await store.database.lead("test")
+        await store.create_job("job", "{}")
+        assert await store.jobs() == ["job"]
+        await store.close()
+        for url, reason in (
+            (f"rediss://headrace:p%25ss@{address}", "certificate"),
+            (f"rediss://headrace:mistaken@{address}?{ca}", "username-password"),
+            (f"rediss://{address}?{ca}", "authenticat"),
+            (f"rediss://headrace:p%25ss@{address}?ssl_ca_certs={tmp_path}/none", "none"),
+        ):
+            with pytest.raises(UserError, match=rf"(?is)^no Redis server answers at rediss://.*{reason}") as caught:
+                await StateStore.open(url)
+            assert "p%25ss" not in str(caught.value)
+            assert "mistaken" not in str(caught.value)
