@@ -67,6 +67,14 @@ format: setup  ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+AUDIT := .venv-audit
+audit: setup  ## look what is pinned up among known vulnerabilities, and list all that is installed in build/sbom.json (CycloneDX; a minute)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom; }
+	@mkdir -p build
+	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --of JSON --output-file build/sbom.json $(BIN)/python
+	@$(BIN)/python -c "import json; print(len(json.load(open('build/sbom.json'))['components']), 'packages in build/sbom.json')"
+	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
+
 compose-test: setup  ## prove compose.yaml on a real container engine
 	@$(BIN)/python docker/compose_test.py
 
@@ -96,6 +104,9 @@ bench-forecast: setup  ## measure live jobs' forecast step time beside what thei
 
 gpu-check: setup  ## check and measure the trainer on this machine's GPUs, or EMULATED on the CPU where there is none (eight minutes)
 	@$(BIN)/python -m benchmarks.gpu
+
+bench-deployment: setup  ## measure hosts (network namespaces, a quarter of a core each), and what mutual TLS takes; needs root (six minutes)
+	@$(BIN)/python -m benchmarks.deployment
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
@@ -138,4 +149,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -71,9 +71,13 @@ class Image:
     stand_in: str
     build: tuple[str, ...]
 
+    def is_here(self) -> bool:
+        """Whether the official image is here, after it was pulled where it can be."""
+        return succeeds(["docker", "image", "inspect", self.name]) or succeeds(["docker", "pull", self.name], timeout_s=PULL_S)
+
     def obtain(self) -> str:
         """The name of the one that is here in the end: official if it is here or can be pulled, else the stand-in."""
-        if succeeds(["docker", "image", "inspect", self.name]) or succeeds(["docker", "pull", self.name], timeout_s=PULL_S):
+        if self.is_here():
             return self.name
         if not succeeds(["docker", "image", "inspect", self.stand_in]):
             run(self.build, timeout_s=BUILD_S)
@@ -87,11 +91,11 @@ BASE = Image(
 )
 
 
-def redis_image(base: str) -> Image:
-    """The state store's image; the stand-in is made from `base`, which must be Debian."""
-    stand_in = "headrace-redis:latest"
-    recipe = ("--build-arg", f"BASE={base}", "--file", str(FOLDER / "redis.Dockerfile"), str(FOLDER))
-    return Image(name="redis:7-alpine", stand_in=stand_in, build=("docker", "build", "--tag", stand_in, *recipe))
+def debian_image(name: str, package: str, base: str) -> Image:
+    """An official image whose stand-in is made from `base`, which must be Debian, by docker/PACKAGE.Dockerfile."""
+    stand_in = f"headrace-{package}:latest"
+    recipe = ("--build-arg", f"BASE={base}", "--file", str(FOLDER / f"{package}.Dockerfile"), str(FOLDER))
+    return Image(name=name, stand_in=stand_in, build=("docker", "build", "--tag", stand_in, *recipe))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,10 @@ class Compose:
         """Ids of everything of the project that is still there."""
         kinds = (["docker", "ps", "--all"], ["docker", "network", "ls"], ["docker", "volume", "ls"])
         return [one for kind in kinds for one in self._labelled(kind)]
+
+    def copy(self, service: str, path: str, to: Path) -> None:
+        """Copy a file or folder out of a service's container, which may have ended."""
+        run(["docker", "cp", f"{self.containers(service)[0]}:{path}", str(to)])
 
     def _labelled(self, command: Sequence[str], *labels: str) -> list[str]:
         wanted = (f"com.docker.compose.project={self.project}", *labels)

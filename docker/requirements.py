@@ -1,19 +1,30 @@
-"""Print what a pyproject.toml depends on, with some of its extras: `requirements.py pyproject.toml EXTRA ...`.
+"""Print what a pyproject.toml depends on, with some of its extras: `requirements.py pyproject.toml [EXTRA | -PACKAGE] ...`.
 
-Dependencies change seldom and sources often; with a list of their own they get an image layer of their own.
+Dependencies change seldom and sources often; with a list of their own they get an image layer of their own. A package with a
+minus is left out: an image has no use for it.
 """
 
+import re
 import sys
 import tomllib
 from pathlib import Path
 
 
-def requirements(pyproject: Path, extras: list[str]) -> list[str]:
-    """The dependencies and those of the extras, in order, each once. KeyError for an extra that does not exist."""
+def requirements(pyproject: Path, extras: list[str], unused: list[str]) -> list[str]:
+    """Return the dependencies and those of the extras, in order, each once, without the packages that are `unused`.
+
+    Raises KeyError for an extra that does not exist, and ValueError for an unused package that is not among the dependencies.
+    """
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
     optional = project["optional-dependencies"]
-    return list(dict.fromkeys([*project["dependencies"], *(line for extra in extras for line in optional[extra])]))
+    lines = list(dict.fromkeys([*project["dependencies"], *(line for extra in extras for line in optional[extra])]))
+    names = [re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in lines]
+    if unknown := set(unused) - set(names):
+        raise ValueError(f"{pyproject} has no dependency {', '.join(sorted(unknown))}")
+    return [line for line, name in zip(lines, names, strict=True) if name not in unused]
 
 
 if __name__ == "__main__":
-    print("\n".join(requirements(Path(sys.argv[1]), sys.argv[2:])))
+    named = sys.argv[2:]
+    extras = [name for name in named if not name.startswith("-")]
+    print("\n".join(requirements(Path(sys.argv[1]), extras, [name[1:] for name in named if name.startswith("-")])))

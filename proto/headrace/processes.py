@@ -26,14 +26,17 @@ MAX_EARLY_EXITS = 3  # in a row, each followed by another start
 _PORTS = range(20000, 32000)  # below the ephemeral ports
 
 
-def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_command(
+    arguments: Sequence[str], log: Path, environment: Mapping[str, str], prefix: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Start `headrace` with these arguments, as a child that dies with this process. All its output is added to `log`.
 
-    environment: variables to add to those of this process.
+    environment: variables to add to those of this process. prefix: a program that becomes the command, such as `ip netns exec
+    NAME`.
     """
     with log.open("ab") as output:
         return subprocess.Popen(
-            with_parent_death_signal([sys.executable, "-m", "headrace.cli", *arguments], signal.SIGKILL),
+            with_parent_death_signal([*prefix, sys.executable, "-m", "headrace.cli", *arguments], signal.SIGKILL),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -45,9 +48,17 @@ def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str,
 class Process:
     """A `headrace` command that runs as a child. All its output goes to `log`."""
 
-    def __init__(self, name: str, arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> None:
-        """`environment`: variables to add to those of this process."""
+    def __init__(
+        self,
+        name: str,
+        arguments: list[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`environment`: variables to add to those of this process. `prefix`: as of `start_command`."""
         self._environment = environment or {}
+        self._prefix = prefix
         self.name = name
         self.log = log
         self._arguments = arguments
@@ -59,7 +70,7 @@ class Process:
         """Start the process (again). It dies with this process, even if that is killed."""
         self._started_s = time.monotonic()
         self._log_start = self.log.stat().st_size
-        self._popen = start_command(self._arguments, self.log, self._environment)
+        self._popen = start_command(self._arguments, self.log, self._environment, self._prefix)
 
     def restart(self) -> None:
         """Start the process again after it has ended. Raises HeadraceError if it has often ended soon after its start."""

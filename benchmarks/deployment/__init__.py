@@ -1,0 +1,1 @@
+"""What hosts add and what closed doors cost: `make bench-deployment`."""

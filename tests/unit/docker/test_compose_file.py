@@ -1,0 +1,109 @@
+"""compose.yaml and what it mounts: confined, encrypted, and about metrics that exist."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from headrace.observability import metrics
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OBSERVABILITY = ROOT / "docker" / "observability"
+DASHBOARD = json.loads((OBSERVABILITY / "dashboards" / "headrace.json").read_text(encoding="utf-8"))
+OURS = [name for name in SERVICES if SERVICES[name]["image"].startswith("headrace-")]
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_container_is_confined(service: str) -> None:
+    container = SERVICES[service]
+    assert container["read_only"] is True
+    assert container["cap_drop"] == ["ALL"]
+    assert container["security_opt"] == ["no-new-privileges:true"]
+    assert {"mem_limit", "pids_limit"} <= set(container)
+
+
+@pytest.mark.parametrize("service", [name for name in OURS if name != "papers"])
+def test_every_process_has_papers_of_its_own_part_and_may_not_change_them(service: str) -> None:
+    container = SERVICES[service]
+    assert container["environment"]["HEADRACE_TLS"] == "/run/headrace"
+    part = "reorder" if service == "standby" else service.removesuffix("-gpu")
+    assert [volume for volume in container["volumes"] if "papers" in volume] == [f"{part}-papers:/run/headrace:ro"]
+    words = " ".join([*container.get("command", []), *container.get("entrypoint", [])])
+    assert "--allow-" not in words, "no door is left open by name"
+
+
+def test_only_those_who_need_it_see_the_authority_and_the_store() -> None:
+    assert [name for name, one in SERVICES.items() if "authority" in str(one.get("volumes"))] == ["papers"]
+    assert {name for name, one in SERVICES.items() if "store" in one.get("networks", [])} == {"redis", "reorder", "standby"}
+    assert COMPOSE["networks"]["store"] == {"internal": True}
+
+
+def test_what_is_published_is_published_on_loopback() -> None:
+    ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(ports) == 3
+    assert all("127.0.0.1:" in port for port in ports)
+
+
+def test_whatever_is_mounted_from_the_repository_is_there() -> None:
+    mounted = {volume.split(":")[0] for one in SERVICES.values() for volume in one.get("volumes", []) if volume.startswith("./")}
+    assert mounted
+    for path in mounted:
+        assert (ROOT / path).exists(), path
+
+
+def test_the_dashboard_asks_for_metrics_that_exist() -> None:
+    queries = [target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", [])]
+    declared = {sample for registry in (metrics.PREPROCESSOR, metrics.REORDER, metrics.TRAINER) for sample in names_of(registry)}
+    asked = {name for query in queries for name in re.findall(r"headrace_\w+", query)}
+    assert len(asked) > 10
+    assert asked <= declared
+
+
+def test_no_panel_of_the_dashboard_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        fields = {(x, y) for x in range(place["x"], place["x"] + place["w"]) for y in range(place["y"], place["y"] + place["h"])}
+        assert not fields & taken, panel["title"]
+        assert place["x"] + place["w"] <= 24
+        taken |= fields
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+
+
+def test_the_dashboard_and_its_data_source_name_each_other() -> None:
+    (source,) = yaml.safe_load((OBSERVABILITY / "grafana" / "datasources" / "prometheus.yaml").read_text(encoding="utf-8"))[
+        "datasources"
+    ]
+    assert {panel["datasource"]["uid"] for panel in DASHBOARD["panels"] if "datasource" in panel} == {source["uid"]}
+    (job,) = yaml.safe_load((OBSERVABILITY / "prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
+    (discovery,) = job["dns_sd_configs"]
+    assert set(discovery["names"]) == {name for name in OURS if name != "papers"}
+    for name in discovery["names"]:
+        assert f"--metrics 0.0.0.0:{discovery['port']}" in str(SERVICES[name]["command"])
+
+
+def test_an_image_leaves_out_what_it_has_no_use_for() -> None:
+    spec = importlib.util.spec_from_file_location("requirements", ROOT / "docker" / "requirements.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    lines = module.requirements(ROOT / "pyproject.toml", ["trace"], ["matplotlib"])
+    assert not [line for line in lines if line.startswith(("matplotlib", "torch", "pillow"))]
+    assert [line for line in lines if line.startswith("opentelemetry-sdk")]
+    with pytest.raises(ValueError, match="no dependency nonsense"):
+        module.requirements(ROOT / "pyproject.toml", [], ["nonsense"])
+
+
+def names_of(registry: Any) -> set[str]:
+    """Every name under which a sample of the registry's metrics may appear."""
+    names = set()
+    for metric in list(registry._collector_to_names):
+        names |= set(registry._collector_to_names[metric])
+    return names
