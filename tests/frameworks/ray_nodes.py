@@ -133,9 +133,13 @@ class Driver:
         assert len(found) >= count, self.log.read_text()
         return found
 
-    def end(self, number: signal.Signals) -> int:
-        """Have it end, and return its exit code."""
-        self._process.send_signal(number)
+    def end(self) -> int:
+        """Have it end by SIGTERM, and return its exit code."""
+        self._process.terminate()
+        return self.exit_code()
+
+    def exit_code(self) -> int:
+        """Wait until it has ended, and return its exit code."""
         return self._process.wait(TIMEOUT_S)
 
 
@@ -146,7 +150,7 @@ def driving(nodes: RayNodes, reorder: str, log: Path, *options: str, python: Pat
     try:
         yield driver
     finally:
-        code = driver.end(signal.SIGTERM)
+        code = driver.end()
     assert code == 0, log.read_text()
 
 
