@@ -28,7 +28,7 @@ def _containers() -> Iterator[tuple[str, dict[str, Any]]]:
         for document in read(folder):
             for pod in pod_specs(document):
                 for container in containers(pod):
-                    if container["image"].partition(":")[0] == "headrace":
+                    if container["image"].startswith("headrace-"):
                         yield f"{folder.name}-{container['name']}", container
 
 
