@@ -49,9 +49,7 @@ class Run:
         env = {"PATH": path, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
         env |= {"HEADRACE_DATA": str(data), "HEADRACE_TRAIN": "--device cpu --fresh-weights"}
         command = ("sbatch", "--parsable", "headrace.sbatch", "job.yaml")
-        self.job = cluster(
-            *command, cwd=folder, HEADRACE_DATA=str(data), HEADRACE_TRAIN="--device cpu --fresh-weights", **env
-        ).partition(";")[0]
+        self.job = cluster(*command, cwd=folder, **env).partition(";")[0]
         self.own = folder / f"headrace-{self.job}"
 
     @property
@@ -75,6 +73,8 @@ def test_a_job_is_trained_and_audited_and_leaves_no_secret(cluster: SlurmCluster
     await_that(lambda: run.ended, "the job's end", END_S)
     assert cluster.state_of(run.job) == "COMPLETED", run.log[-6000:]
     assert "quarantine" in run.log
+    assert "left preprocessor" in run.log
+    assert "Killed" not in run.log
     assert sorted(path.name for path in run.own.iterdir()) == ["store"]
 
 
