@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray  # type: ignore[import-not-found]
+import ray
 import torch
 
 from benchmarks.preprocess.workload import BATCH_SAMPLES, Batch, SampleDecoder, collate

@@ -24,6 +24,7 @@ MAX_LINES = 400
 
 PUBLIC = {
     "headrace.trainer": {"LocalJob", "Microbatch", "Parallel", "Step", "StepLoader", "connect", "local", "replan"},
+    "headrace.ray": {"RayRun", "submit"},
     "headrace.reorder_service.planning": {"STRATEGIES", "plan", "sample_costs", "warm_up"},
     "headrace.preprocessor.sources": {"Record", "Shard", "list_shards", "open_shard"},
 }
