@@ -9,5 +9,5 @@ rm -rf pip pip-*.dist-info setuptools setuptools-*.dist-info pyarrow/include num
 rm -f torchaudio/lib/*.so
 # Only a trainer compiles kernels.
 [ "$1" = trainer ] || rm -rf torch/include
-# The service packs its ledger's pages with Arrow, and neither serves payload nor reads files with it.
-[ "$1" != reorder ] || rm -f pyarrow/libarrow_flight* pyarrow/libarrow_s3* pyarrow/libparquet* pyarrow/libarrow_dataset* pyarrow/libarrow_substrait*
+# The service packs its ledger's pages with Arrow, and serves no payload with it.
+[ "$1" != reorder ] || rm -f pyarrow/libarrow_flight*
