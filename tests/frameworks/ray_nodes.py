@@ -15,11 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from headrace.child_process import with_parent_death_signal
-from headrace.processes import free_port
 
 MARK = "RAY_NODE_OF_TESTS"
 """Variable by which the processes of a node are found, whoever has started them: its value is the node's."""
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
 STORE_BYTES = 80_000_000
 TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -34,10 +33,8 @@ class RayNodes:
         self._folder = folder
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # sockets need a short path
         self._names: list[str] = []
-        port = free_port()
-        self.address = f"127.0.0.1:{port}"
-        head = ["--head", f"--port={port}", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self._temporary}"]
-        self._start("head", head)
+        head = ["--head", "--port=0", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self._temporary}"]
+        self.address = self._start("head", head).partition("ray start --address='")[2].partition("'")[0]
 
     def add(self, num_cpus: int = 1) -> str:
         """Start one more node, and return its name when it has joined."""
@@ -67,7 +64,8 @@ class RayNodes:
             self.kill(name)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
-    def _start(self, name: str, options: Sequence[str]) -> None:
+    def _start(self, name: str, options: Sequence[str]) -> str:
+        """Start a node, and return what it has said when it had joined."""
         self._names.append(name)
         mark = f"{self._temporary}/{name}"
         environment = {**os.environ, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
@@ -86,6 +84,7 @@ class RayNodes:
         threading.Thread(target=process.wait, daemon=True).start()
         until(lambda: "This command will now block" in log.read_text() or process.returncode is not None, log.read_text)
         assert process.returncode is None, log.read_text()
+        return log.read_text()
 
     def _pids(self, name: str) -> list[int]:
         wanted = f"{MARK}={self._temporary}/{name}\0".encode()
