@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and no more where the trainers are the slowest part; fewer once fewer would have done for the whole --cool-down. "
         "One line for each decision says what it is and why. Without --compose or --run nothing but these lines is done."
     )
-    parser.epilog = "example: headrace scale --run 'kubectl scale deployment/preprocessor --replicas {count}' --max 32"
+    parser.epilog = "example: headrace scale --run 'kubectl scale deployment/headrace-preprocessor --replicas {count}' --max 32"
     add_endpoint(parser)
     add_limits(parser)
     engine = parser.add_mutually_exclusive_group()
