@@ -214,8 +214,9 @@ def check_doors(protocol: Protocol, compose: Compose, endpoint: str, folder: Pat
     """Every part has its own papers only, and who lacks the right ones is refused."""
     with protocol.check("each part sees its own papers only"):
         for service, wanted in PAPERS.items():
-            found = run(["docker", "exec", compose.containers(service)[0], "ls", "/run/headrace"]).split()
-            expect(f"papers of {service}", sorted(found), wanted)
+            compose.copy(service, "/run/headrace", folder / f"papers-of-{service}")  # by the engine: a trainer has ended
+            found = sorted(path.name for path in (folder / f"papers-of-{service}").iterdir())
+            expect(f"papers of {service}", found, wanted)
     compose.copy("papers", "/papers/client", folder / "client")
     compose.copy("papers", "/papers/trainer", folder / "trainer")
     listing = ["job", "list", "--endpoint", endpoint]
@@ -267,11 +268,11 @@ def check_loss_of_leader(protocol: Protocol, compose: Compose, folder: Path, lim
     with protocol.check("the leader is killed in mid-run, training goes on") as notes:
         beside("up", "--detach", "--force-recreate", "--no-deps", "trainer", timeout_s=limit_s)
         wait_until("a committed step", lambda: steps_committed(beside) > 0, timeout_s=limit_s)
+        at = steps_committed(beside)
         run(["docker", "kill", *beside.containers("reorder")])
-        at = steps_committed(beside, "standby")
         report = trained(beside, limit_s)
         notes += [summary(report), f"killed at about step {at}"]
-        expect(f"steps of which {at} came before", at < report["steps"], True)
+        expect(f"some steps before the loss ({at}) and some after", 0 < at < report["steps"], True)
     with protocol.check("the ledger has every sample of every epoch once") as notes:
         notes.append(run(["docker", "exec", *beside.containers("standby"), *watching("audit", "own", "standby")]).split("\n")[0])
 
@@ -322,7 +323,7 @@ def steps_committed(compose: Compose, service: str = "reorder") -> int:
         )
     except subprocess.CalledProcessError:
         return 0
-    return int(json.loads(shown)["committed_steps"])
+    return int(json.loads(shown)["steps"])
 
 
 def watching(*words: str) -> list[str]:

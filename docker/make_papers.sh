@@ -9,7 +9,7 @@ headrace certs /papers
 headrace tokens /papers/reorder/tokens
 cd reorder/tokens
 # The trainer submits the job that it trains.
-grep -qxF "$(head -n 1 train)" submit || head -n 1 train >>submit
+head -n 1 train | grep -qxF -f - submit || head -n 1 train >>submit
 head -n 1 preprocess >/papers/preprocessor/token
 mkdir -p /papers/preprocessor/tokens
 cp train /papers/preprocessor/tokens/train

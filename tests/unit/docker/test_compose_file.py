@@ -50,6 +50,13 @@ def test_what_is_published_is_published_on_loopback() -> None:
     assert all("127.0.0.1:" in port for port in ports)
 
 
+def test_nobody_may_change_what_grafana_shows() -> None:
+    settings = SERVICES["grafana"]["environment"]
+    assert settings["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"  # an empty password would leave it at "admin"
+    assert settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+
+
 def test_whatever_is_mounted_from_the_repository_is_there() -> None:
     mounted = {volume.split(":")[0] for one in SERVICES.values() for volume in one.get("volumes", []) if volume.startswith("./")}
     assert mounted
