@@ -311,7 +311,7 @@ def trained(compose: Compose, limit_s: float) -> dict[str, Any]:
     """The report of the trainer's container, once it has ended with 0."""
     (trainer,) = compose.containers("trainer")
     expect("exit code of the trainer", run(["docker", "wait", trainer], timeout_s=limit_s).strip(), "0")
-    report: dict[str, Any] = json.loads(run(["docker", "logs", trainer]))  # stdout alone: logs go to stderr
+    report: dict[str, Any] = json.loads(run(["docker", "logs", trainer]).splitlines()[-1])  # stdout alone, of its last start
     return report
 
 

@@ -147,10 +147,10 @@ def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     read_late = processes.torchrun_environments(1, 1)[0].keys()
     path = os.environ.get("PYTHONPATH")
 
-    def fork(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> Any:
+    def fork(arguments: Sequence[str], log: Path, environment: Mapping[str, str], prefix: Sequence[str]) -> Any:
         is_late = all(name in read_late or name.startswith("HEADRACE_") for name in environment)
-        if not is_late or os.environ.get("PYTHONPATH") != path:
-            return start_command(arguments, log, environment)
+        if prefix or not is_late or os.environ.get("PYTHONPATH") != path:
+            return start_command(arguments, log, environment, prefix)
         if not nurseries:
             nurseries.append(Nursery("tests.nursery.commands", tmp_path_factory.mktemp("nursery") / "nursery.log"))
         order = {"arguments": [*arguments], "log": str(log.absolute()), "environment": {**os.environ, **environment}}

@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import logging
 import signal
 from collections.abc import Coroutine
 from typing import Any
 
-from headrace.admission import PROTOCOL, release
 from headrace.observability import tracing
-from headrace.observability.logs import configure_logging, pairs
-
-log = logging.getLogger(__name__)
+from headrace.observability.logs import configure_logging
 
 
 def run_service(name: str, service: Coroutine[Any, Any, None], log_format: str) -> int:
@@ -37,7 +33,6 @@ def run_service(name: str, service: Coroutine[Any, Any, None], log_format: str) 
 
     with contextlib.closing(service):  # `service` may never be started
         configure_logging(name, log_format)
-        log.info("starting %s", pairs(service=name, release=release(), protocol=PROTOCOL))
         with tracing.exported(name):
             gc.freeze()  # leaves out of full collections what the imports made: looking through it takes a tenth of a second
             asyncio.run(supervised())
