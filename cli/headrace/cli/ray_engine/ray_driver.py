@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 NAMESPACE = "headrace"
 ANSWER_S = 5.0  # that the cluster's head may take to answer
 PASSED_ON = "HEADRACE_"
-"""Variables whose names begin so are the preprocessors' too."""
+"""Variables whose names begin so are the preprocessors' too, but for those in `KEPT`."""
+KEPT = frozenset({"HEADRACE_STORE"})
+"""Which name secrets that no preprocessor needs: the store's password is in there."""
 
 
 def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: float) -> int:
@@ -42,12 +44,17 @@ def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: fl
         rpc.await_reorder_service(args.reorder, reorder_timeout_s)
         from headrace.cli.ray_engine.ray_fleet import RayFleet
 
-        fleet = RayFleet(settings, {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}, say)
+        fleet = RayFleet(settings, passed_on(os.environ), say)
         say("attached", nodes=len(nodes), min=settings.limits.minimum, max=settings.limits.maximum)
         with _closed_whatever(fleet), JobsClient(args.reorder) as client:
             fleet.want(settings.limits.minimum)
             follow(client, settings.limits, fleet.want, meanwhile=fleet.look_after)
     return 0
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that each preprocessor is given, which whoever reads the Ray cluster can read too."""
+    return {name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in KEPT}
 
 
 @contextlib.contextmanager
