@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from headrace import rpc
 from headrace.cli.ray_engine.ray_options import RaySettings, free_port_of
 from headrace.cli.scale.scaling_loop import follow, say
-from headrace.cluster_token import TOKEN, await_token_file, cluster_token, is_loopback
+from headrace.cluster_token import await_token_file, check_exposure, cluster_token, is_loopback
 from headrace.errors import EndpointError, UserError
+from headrace.identity import PREPROCESSOR, server_identity
 
 if TYPE_CHECKING:
     from headrace.cli.ray_engine.ray_fleet import RayFleet
@@ -40,7 +41,7 @@ def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: fl
         rpc.check_endpoint(endpoint)
     await_token_file()
     with contextlib.suppress(KeyboardInterrupt), _attached(settings.address) as nodes, _interrupted_by_sigterm():
-        _check_reach(args, settings, nodes)
+        check_reach(args, settings, nodes)
         rpc.await_reorder_service(args.reorder, reorder_timeout_s)
         from headrace.cli.ray_engine.ray_fleet import RayFleet
 
@@ -101,15 +102,12 @@ def _check_answers(address: str) -> None:
         ) from err
 
 
-def _check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str]) -> None:
+def check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str]) -> None:
     """Raise UserError where preprocessors would be refused, or could not reach the reorder service."""
     listens = [settings.listen or free_port_of(node) for node in nodes]
-    open_ones = [listen for listen in listens if not is_loopback(listen)]
-    if open_ones and not (cluster_token() or args.allow_anyone):
-        raise UserError(
-            f"preprocessors on {open_ones[0].rpartition(':')[0]} let in whoever reaches them, as there is no cluster token: give "
-            f"every process the same one by {TOKEN} or --cluster-token-file; --allow-anyone serves strangers all the same"
-        )
+    has_token, tls = bool(cluster_token() or args.tokens), server_identity(PREPROCESSOR) is not None
+    for listen in listens:
+        check_exposure(listen, has_token=has_token, tls=tls, allow_anyone=args.allow_anyone, allow_plaintext=args.allow_plaintext)
     if len(set(nodes)) > 1 and all(map(is_loopback, args.reorder.split(","))):
         raise UserError(
             f"--reorder {args.reorder} is this machine only: name an address that all {len(set(nodes))} nodes of Ray reach"
