@@ -79,7 +79,8 @@ def _on_ray(python: Path, photos: Path, seconds: float) -> Reading:
         try:
             for _ in range(2):
                 nodes.add()
-            options = ("--min", "2", "--max", "2", "--allow-anyone", "--data-root", str(photos), "--budget-mib", "512")
+            doors = ("--allow-anyone", "--allow-plaintext")
+            options = ("--min", "2", "--max", "2", *doors, "--data-root", str(photos), "--budget-mib", "512")
             with driving(nodes, running.endpoint, Path(name) / "driver.log", *options, python=python) as driver:
                 driver.until(" started preprocessor=", count=2)
                 return _measured(running, photos, seconds, [*running.pids, *nodes.pids(PREPROCESSOR)])

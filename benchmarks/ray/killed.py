@@ -47,6 +47,7 @@ def section(python: Path, photos: Path, *, rounds: int) -> Section:
                 "--max",
                 "2",
                 "--allow-anyone",
+                "--allow-plaintext",
                 "--data-root",
                 str(photos),
                 python=python,

@@ -68,7 +68,8 @@ class RayNodes:
         """Start a node, and return what it has said when it had joined."""
         self._names.append(name)
         mark = f"{self._temporary}/{name}"
-        environment = {**os.environ, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}  # the driver's to pass on
+        environment = {**ours, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
         common = [f"--object-store-memory={STORE_BYTES}", "--block", "--log-color=false"]
         command = [self._python, "-m", "ray.scripts.scripts", "start", *options, *common]
         log = self._folder / f"ray-{name}.log"

@@ -12,6 +12,7 @@ import pytest
 import headrace.ray
 from headrace import trainer
 from headrace.cli.example import example_data
+from headrace.cli.main import main
 from headrace.errors import UserError
 from headrace.jobs import JobState
 from headrace.ledger import ledger_sha256
@@ -24,6 +25,8 @@ STEPS = 16
 """Of 16 samples each, fewer than an epoch has."""
 PREPROCESSOR = "headrace.cli preprocessor"
 DATA = ("--data-root", str(example_data()))
+PLAIN = ("--allow-plaintext",)
+"""Preprocessors listen on the machine's address in the network, which asks for TLS else."""
 QUICK = ("--interval", "1.5", "--cool-down", "1")
 
 
@@ -59,7 +62,7 @@ def test_a_node_killed_in_mid_run_costs_no_sample_and_is_replaced(
     waits_s: list[float] = []
     killed: list[str] = []
     job = cluster.submit(spec("on-ray", steps=STEPS))
-    with driving(nodes, cluster.endpoint, tmp_path / "driver.log", "--min", "2", "--max", "2", *DATA) as driver:
+    with driving(nodes, cluster.endpoint, tmp_path / "driver.log", "--min", "2", "--max", "2", *PLAIN, *DATA) as driver:
         driver.until(" started preprocessor=", count=2)
 
         def kill_a_node(step: trainer.Step) -> None:
@@ -86,7 +89,8 @@ def test_trainers_that_wait_get_more_and_fewer_once_their_job_has_ended(
 ) -> None:
     cluster.start_reorder()
     job = cluster.submit(spec("hungry", epochs=100, image={"max_pixels": 200_000}))
-    with driving(nodes, cluster.endpoint, tmp_path / "driver.log", "--min", "1", "--max", "3", *QUICK, *DATA) as driver:
+    limits = ("--min", "1", "--max", "3", *QUICK)
+    with driving(nodes, cluster.endpoint, tmp_path / "driver.log", *limits, *PLAIN, *DATA) as driver:
         driver.until(" started preprocessor=1 ")
         with cluster.consumed(job):
             driver.until(" started preprocessor=2 ")
@@ -99,23 +103,39 @@ def test_trainers_that_wait_get_more_and_fewer_once_their_job_has_ended(
 
 def test_a_preprocessor_that_cannot_start_is_told_with_its_reason(cluster: Any, nodes: RayNodes, tmp_path: Path) -> None:
     cluster.start_reorder()
-    driver = Driver(nodes, cluster.endpoint, tmp_path / "driver.log", "--data-root", str(tmp_path / "nowhere"))
+    driver = Driver(nodes, cluster.endpoint, tmp_path / "driver.log", *PLAIN, "--data-root", str(tmp_path / "nowhere"))
     driver.until("headrace preprocessor: preprocessors end as soon as they are started")
     assert driver.exit_code() == 2
     assert "nowhere" in driver.lines("headrace preprocessor: preprocessors end")[0]
 
 
-def test_a_job_is_submitted_from_python_with_its_preprocessors(
-    cluster: Any, spec: Any, expected: str, nodes: RayNodes, tmp_path: Path
+def test_a_job_is_submitted_from_python_with_its_preprocessors_over_tls_and_by_tokens_with_roles(
+    cluster: Any, spec: Any, expected: str, nodes: RayNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.start_reorder()
-    nowhere = ("--data-root", str(tmp_path / "nowhere"))
+    tokens, papers, trainers = (tmp_path / name for name in ("tokens", "papers", "trainers"))
+    assert main(["tokens", str(tokens)]) == main(["certs", str(papers)]) == 0
+    with (tokens / "submit").open("a") as file:
+        file.write((tokens / "preprocess").read_text())
+    trainers.mkdir()
+    (trainers / "train").write_text((tokens / "train").read_text())
+    monkeypatch.delenv("HEADRACE_CLUSTER_TOKEN")
+    cluster.start_reorder("--tls", str(papers / "reorder"), "--tokens", str(tokens))
+    monkeypatch.setenv("HEADRACE_TLS", str(papers / "trainer"))
+    monkeypatch.setenv("HEADRACE_CLUSTER_TOKEN_FILE", str(tokens / "preprocess"))
+    doors = ("--tls", str(papers / "preprocessor"), "--tokens", str(trainers))
+    nowhere = (*doors, "--data-root", str(tmp_path / "nowhere"))
     with pytest.raises(UserError, match="nowhere"):
         headrace.ray.submit(spec("refused"), endpoint=cluster.endpoint, address=nodes.address, options=nowhere)
-    asked = {"endpoint": cluster.endpoint, "address": nodes.address, "min": 2, "max": 2, "options": ("--budget-mib", "64", *DATA)}
+    asked = {
+        "endpoint": cluster.endpoint,
+        "address": nodes.address,
+        "min": 2,
+        "max": 2,
+        "options": ("--budget-mib", "64", *doors, *DATA),
+    }
     with headrace.ray.submit(spec("from-python", steps=STEPS), **asked, log=tmp_path / "driver.log") as run:
         assert run.status.state in (JobState.INDEXING, JobState.RUNNING)
-        assert cluster.consume(run.job) == list(range(STEPS))
+        assert cluster.consume(run.job, token=(trainers / "train").read_text().strip()) == list(range(STEPS))
         assert ledger_sha256(cluster.ledger(run.job)) == expected
         run.check()
     assert nodes.hosts(PREPROCESSOR) == []

@@ -75,7 +75,9 @@ def submit(
     service, an address that the nodes of the cluster reach. address: HOST:PORT of the cluster; None: the one that this process
     is attached to, or $RAY_ADDRESS, or the one of this machine. cpus: that Ray sets aside for each preprocessor, which has as
     many threads; None: 1. options: further ones of `headrace preprocessor`, such as ("--data-root", "/data"). token: the
-    cluster's token; None: the environment's. log: of the driver; None: a new file, which `RayRun.log` names.
+    service's token, which is handed over by its value: whoever reaches the head of the Ray cluster can read it, unless that asks
+    for a token of its own; None: the environment's, which HEADRACE_CLUSTER_TOKEN_FILE names without showing it. With roles it
+    stands in the files `preprocess` and `submit`. log: of the driver; None: a new file, which `RayRun.log` names.
 
     One call for a service is enough: all of its jobs have the same preprocessors. The driver is a child of this process, and ends
     with it, on Linux with the thread that called this.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
-SILENT_S = 10.0  # how long an actor that has answered before may not answer: its node is lost, or hangs
+SILENT_S = 10.0  # how long a question to an actor that has answered before may stay open: its node is lost, or hangs
 EARLY_S = 10.0  # one that ends sooner could perhaps not start at all
 LONGEST_PAUSE_S = 30.0  # between a preprocessor that has ended early and the next start
 HOPELESS = 4  # ends soon after the start, in a row, none of which ever listened
@@ -21,13 +22,23 @@ class Hosted:
     started_s: float
     heard_s: float | None = None
     """When it last answered; None: not yet, for Ray may still look for a node."""
+    asked_s: float | None = None
+    """When the first question since then was asked; None: there is none. Time in which the driver asks nothing does not count."""
     node: str = ""
     endpoint: str = ""
     """Where its preprocessor listens; empty: not yet."""
 
+    def asked(self, now_s: float) -> Self:
+        """Return it with a question, which is open until `answered`."""
+        return self if self.asked_s is not None else replace(self, asked_s=now_s)
+
+    def answered(self, now_s: float, *, node: str, endpoint: str) -> Self:
+        """Return it with an answer, after which no question is open."""
+        return replace(self, heard_s=now_s, asked_s=None, node=node, endpoint=endpoint)
+
     def is_silent(self, now_s: float) -> bool:
         """Whether it counts as lost, since it does not answer any more."""
-        return self.heard_s is not None and now_s - self.heard_s > SILENT_S
+        return self.heard_s is not None and self.asked_s is not None and now_s - self.asked_s > SILENT_S
 
 
 def surplus(fleet: Collection[Hosted], wanted: int) -> Sequence[Hosted]:

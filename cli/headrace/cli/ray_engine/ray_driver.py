@@ -7,15 +7,16 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from headrace import rpc
 from headrace.cli.ray_engine.ray_options import RaySettings, free_port_of
 from headrace.cli.scale.scaling_loop import follow, say
-from headrace.cluster_token import TOKEN, await_token_file, cluster_token, is_loopback
+from headrace.cluster_token import await_token_file, check_exposure, cluster_token, is_loopback
 from headrace.errors import EndpointError, UserError
+from headrace.identity import PREPROCESSOR, server_identity
 
 if TYPE_CHECKING:
     from headrace.cli.ray_engine.ray_fleet import RayFleet
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 NAMESPACE = "headrace"
 ANSWER_S = 5.0  # that the cluster's head may take to answer
 PASSED_ON = "HEADRACE_"
-"""Variables whose names begin so are the preprocessors' too."""
+"""Variables whose names begin so are the preprocessors' too, but for those in `KEPT`."""
+KEPT = frozenset({"HEADRACE_STORE"})
+"""Which name secrets that no preprocessor needs: the store's password is in there."""
 
 
 def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: float) -> int:
@@ -38,16 +41,21 @@ def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: fl
         rpc.check_endpoint(endpoint)
     await_token_file()
     with contextlib.suppress(KeyboardInterrupt), _attached(settings.address) as nodes, _interrupted_by_sigterm():
-        _check_reach(args, settings, nodes)
+        check_reach(args, settings, nodes)
         rpc.await_reorder_service(args.reorder, reorder_timeout_s)
         from headrace.cli.ray_engine.ray_fleet import RayFleet
 
-        fleet = RayFleet(settings, {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}, say)
+        fleet = RayFleet(settings, passed_on(os.environ), say)
         say("attached", nodes=len(nodes), min=settings.limits.minimum, max=settings.limits.maximum)
         with _closed_whatever(fleet), JobsClient(args.reorder) as client:
             fleet.want(settings.limits.minimum)
             follow(client, settings.limits, fleet.want, meanwhile=fleet.look_after)
     return 0
+
+
+def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that each preprocessor is given, which whoever reads the Ray cluster can read too."""
+    return {name: value for name, value in environment.items() if name.startswith(PASSED_ON) and name not in KEPT}
 
 
 @contextlib.contextmanager
@@ -94,15 +102,12 @@ def _check_answers(address: str) -> None:
         ) from err
 
 
-def _check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str]) -> None:
+def check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str]) -> None:
     """Raise UserError where preprocessors would be refused, or could not reach the reorder service."""
     listens = [settings.listen or free_port_of(node) for node in nodes]
-    open_ones = [listen for listen in listens if not is_loopback(listen)]
-    if open_ones and not (cluster_token() or args.allow_anyone):
-        raise UserError(
-            f"preprocessors on {open_ones[0].rpartition(':')[0]} let in whoever reaches them, as there is no cluster token: give "
-            f"every process the same one by {TOKEN} or --cluster-token-file; --allow-anyone serves strangers all the same"
-        )
+    has_token, tls = bool(cluster_token() or args.tokens), server_identity(PREPROCESSOR) is not None
+    for listen in listens:
+        check_exposure(listen, has_token=has_token, tls=tls, allow_anyone=args.allow_anyone, allow_plaintext=args.allow_plaintext)
     if len(set(nodes)) > 1 and all(map(is_loopback, args.reorder.split(","))):
         raise UserError(
             f"--reorder {args.reorder} is this machine only: name an address that all {len(set(nodes))} nodes of Ray reach"

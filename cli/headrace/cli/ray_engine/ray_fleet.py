@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -93,9 +93,10 @@ class RayFleet:
         self._say("starting", preprocessor=self._started)
 
     def _hear(self, actor: _Actor, now_s: float) -> None:
-        """Take the actor's answer, if there is one, and ask again."""
+        """Ask the actor, or take its answer to what it was asked before."""
         if actor.asked is None:
-            actor.asked = actor.handle.state.remote()
+            actor.asked, actor.hosted = actor.handle.state.remote(), actor.hosted.asked(now_s)
+            return  # no answer comes at once, and how long this one takes tells only a later round
         if ray.wait([actor.asked], timeout=0)[0]:
             asked, actor.asked = actor.asked, None
             try:
@@ -113,7 +114,7 @@ class RayFleet:
 
     def _note(self, actor: _Actor, state: ActorState, now_s: float) -> None:
         former = actor.hosted
-        actor.hosted = replace(former, heard_s=now_s, node=state.node, endpoint=state.endpoint)
+        actor.hosted = former.answered(now_s, node=state.node, endpoint=state.endpoint)
         if state.exit_code is not None:
             is_ours = state.exit_code == USER_ERROR
             self._lost(actor, now_s, f"it ended with exit code {state.exit_code}: {state.last_words}", is_ours=is_ours)

@@ -19,9 +19,21 @@ def test_those_that_do_not_listen_are_ended_first_then_the_latest_of_the_fullest
 
 
 def test_an_actor_that_has_answered_once_and_no_more_is_lost_and_one_that_has_no_node_yet_is_not() -> None:
-    assert not hosted(1).is_silent(1.0 + SILENT_S)
-    assert hosted(1).is_silent(1.1 + SILENT_S)
-    assert not Hosted(number=1, started_s=0.0).is_silent(1000.0)
+    asked = hosted(1).asked(2.0)
+    assert not asked.is_silent(2.0 + SILENT_S)
+    assert asked.is_silent(2.1 + SILENT_S)
+    assert asked.asked(11.0).is_silent(2.1 + SILENT_S), "a question that is asked again is as old as the first time"
+    assert not Hosted(number=1, started_s=0.0).asked(0.0).is_silent(1000.0)
+
+
+def test_a_pause_of_the_driver_in_which_it_asked_nothing_is_no_silence_of_the_actor() -> None:
+    paused = hosted(1)
+    assert not paused.is_silent(1000.0)
+    paused = paused.asked(1000.0)
+    assert not paused.is_silent(1000.0 + SILENT_S)
+    answered = paused.answered(1001.0, node="b", endpoint="b:2")
+    assert (answered.heard_s, answered.node, answered.endpoint) == (1001.0, "b", "b:2")
+    assert not answered.is_silent(2000.0)
 
 
 def test_after_ends_soon_after_the_start_there_are_pauses_which_become_longer() -> None:
