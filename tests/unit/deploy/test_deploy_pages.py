@@ -16,6 +16,7 @@ from tests.kubernetes_documents import ROOT, pod_specs
 from tests.kustomization import kustomized
 
 PAGES = [ROOT / "docs" / name for name in ("kubernetes.md", "slurm.md", "skypilot.md")]
+PARSED = [*PAGES, *(ROOT / "docs" / name for name in ("compose.md", "scaling.md", "security.md"))]
 SCRIPT = ROOT / "deploy" / "slurm" / "headrace.sbatch"
 GROUP = ROOT / "deploy" / "skypilot" / "headrace.yaml"
 _END = re.compile(r"\s*(?:[|&;)>]|2>|<|$)")
@@ -26,7 +27,7 @@ def _blocks(page: Path) -> str:
 
 
 def _texts() -> Iterator[tuple[str, str]]:
-    for page in PAGES:
+    for page in PARSED:
         yield page.name, _blocks(page)
     yield SCRIPT.name, SCRIPT.read_text()
     for task in list(yaml.safe_load_all(GROUP.read_text()))[1:]:
@@ -40,7 +41,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     """Yield the arguments of every headrace command in a shell's text, its variables filled in."""
     text = re.sub(r"^\s*#.*$", "", text.replace("\\\n", " "), flags=re.MULTILINE)
     text = re.sub(r'"?\$\{\w+:\?[^}]*\}"?|"\$\{\w+\[@\]\}"', "filled", text)
-    for found in re.finditer(r"(?<![\w./~-])(?<!namespace )(?<!user )headrace (\w[^\n]*)", text):
+    for found in re.finditer(r"(?<![\w./~-])(?<!namespace )(?<!user )(?<!SETUSER )headrace (\w[^\n]*)", text):
         words = []
         for word in found[1].split():
             if _END.match(word):
@@ -49,7 +50,7 @@ def _commands(text: str) -> Iterator[list[str]]:
             if word.endswith((")", ";")):
                 break
         words = [word for word in words if word != "$resume"]
-        yield [re.sub(r"\$\{?\w+\}?", "filled", word) for word in shlex.split(" ".join(words))]
+        yield [re.sub(r"\$\{?\w+\}?", "filled", word) for word in shlex.split(" ".join(words), comments=True)]
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
