@@ -122,13 +122,14 @@ class Identity:
         self._papers = load_papers(folder, clock())
 
     def present(self) -> Papers:
-        """Return the papers of now; those from before where the files cannot be used, which is logged once."""
+        """Return the papers of now; those from before where the files hold the same, or cannot be used, which is logged once."""
         with self._lock:
             if (stamp := _stamp(self.folder)) != self._stamp:
                 self._stamp = stamp
                 try:
-                    self._papers = load_papers(self.folder, self._clock())
-                    log.info("papers are renewed %s", pairs(folder=self.folder, until=self._papers.until.isoformat()))
+                    if (found := load_papers(self.folder, self._clock())) != self._papers:
+                        self._papers = found
+                        log.info("papers are renewed %s", pairs(folder=self.folder, until=found.until.isoformat()))
                 except UserError as err:
                     log.warning("papers are not renewed %s", pairs(reason=err, until=self._papers.until.isoformat()))
             return self._papers

@@ -112,3 +112,13 @@ def test_a_key_stays_out_of_logs(papers: Path, caplog: pytest.LogCaptureFixture)
         logging.getLogger(__name__).info("%s", load_papers(papers / "client", datetime.now(UTC)))
     assert "BEGIN CERTIFICATE" in caplog.text
     assert "PRIVATE" not in caplog.text
+
+
+def test_files_that_are_written_again_with_the_same_contents_are_no_new_papers(papers: Path) -> None:
+    own = Identity(papers / "client")
+    before = own.present()
+    same = (papers / "client" / "ca.crt").read_bytes()
+    (papers / "client" / "ca.crt").unlink()
+    own.present()
+    (papers / "client" / "ca.crt").write_bytes(same)
+    assert own.present() is before
