@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from headrace.cli.run.authority import open_authority
@@ -122,3 +123,15 @@ def test_files_that_are_written_again_with_the_same_contents_are_no_new_papers(p
     own.present()
     (papers / "client" / "ca.crt").write_bytes(same)
     assert own.present() is before
+
+
+@pytest.mark.parametrize("error", [ValueError("no names"), x509.DuplicateExtension("twice", x509.SubjectAlternativeName.oid)])
+def test_a_certificate_whose_names_cannot_be_read_is_told(
+    papers: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(x509.Extensions, "get_extension_for_class", refuse, raising=True)
+    with pytest.raises(UserError, match="are not a certificate and its unencrypted key in PEM"):
+        load_papers(papers / "client", datetime.now(UTC))
