@@ -81,8 +81,9 @@ def load_papers(folder: Path, now: datetime) -> Papers:
         raise UserError(f"{folder / AUTHORITIES} has no certificate in PEM: put that of the cluster's authority there") from err
     try:  # what was read, not the files, which may be replaced meanwhile
         certificate = x509.load_pem_x509_certificates(chain)[0]
+        names = _names(certificate)
         own_key = serialization.load_pem_private_key(key, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as err:
+    except (ValueError, TypeError, UnsupportedAlgorithm, x509.DuplicateExtension) as err:
         raise UserError(
             f"{folder / CHAIN} and {folder / KEY} are not a certificate and its unencrypted key in PEM: make them with "
             "`headrace certs`, or have your authority make them"
@@ -94,7 +95,7 @@ def load_papers(folder: Path, now: datetime) -> Papers:
         authorities=authorities,
         chain=chain,
         key=key,
-        names=_names(certificate),
+        names=names,
         until=certificate.not_valid_after_utc,
     )
     if papers.until <= now:
@@ -122,13 +123,14 @@ class Identity:
         self._papers = load_papers(folder, clock())
 
     def present(self) -> Papers:
-        """Return the papers of now; those from before where the files cannot be used, which is logged once."""
+        """Return the papers of now; those from before where the files hold the same, or cannot be used, which is logged once."""
         with self._lock:
             if (stamp := _stamp(self.folder)) != self._stamp:
                 self._stamp = stamp
                 try:
-                    self._papers = load_papers(self.folder, self._clock())
-                    log.info("papers are renewed %s", pairs(folder=self.folder, until=self._papers.until.isoformat()))
+                    if (found := load_papers(self.folder, self._clock())) != self._papers:
+                        self._papers = found
+                        log.info("papers are renewed %s", pairs(folder=self.folder, until=found.until.isoformat()))
                 except UserError as err:
                     log.warning("papers are not renewed %s", pairs(reason=err, until=self._papers.until.isoformat()))
             return self._papers

@@ -29,8 +29,9 @@ class RenewingChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
 
     def present(self) -> grpc.Channel:
         """Return the channel for calls that begin now."""
-        papers, ended = self._identity.present(), None
+        ended = None
         with self._lock:
+            papers = self._identity.present()  # in here: no thread comes later with former ones
             if papers is not self._papers and not self._closed:
                 ended, self._former, self._channel = self._former, self._channel, self._make(papers)
                 self._papers = papers

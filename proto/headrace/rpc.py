@@ -21,6 +21,7 @@ from headrace.admission import LARGEST_REQUEST_BYTES, Admission, Metadata, call_
 from headrace.cluster_token import cluster_token, validated_token
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.handshake import tls_mismatch
+from headrace.health_service import HealthService
 from headrace.identity import REORDER, Identity, Papers, channel_options, identity
 from headrace.leader_channel import LeaderChannel, look_up_async
 from headrace.renewing_channel import RenewingChannel
@@ -259,7 +260,7 @@ class Server:
         check_endpoint(listen)
         host = listen.rpartition(":")[0]
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[Admission(token, tokens, calls_per_s)])
-        self._health = health.aio.HealthServicer()
+        self._health = HealthService()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in services.values():
             add(self._server)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from headrace.cli.run.authority import open_authority
@@ -112,3 +113,25 @@ def test_a_key_stays_out_of_logs(papers: Path, caplog: pytest.LogCaptureFixture)
         logging.getLogger(__name__).info("%s", load_papers(papers / "client", datetime.now(UTC)))
     assert "BEGIN CERTIFICATE" in caplog.text
     assert "PRIVATE" not in caplog.text
+
+
+def test_files_that_are_written_again_with_the_same_contents_are_no_new_papers(papers: Path) -> None:
+    own = Identity(papers / "client")
+    before = own.present()
+    same = (papers / "client" / "ca.crt").read_bytes()
+    (papers / "client" / "ca.crt").unlink()
+    own.present()
+    (papers / "client" / "ca.crt").write_bytes(same)
+    assert own.present() is before
+
+
+@pytest.mark.parametrize("error", [ValueError("no names"), x509.DuplicateExtension("twice", x509.SubjectAlternativeName.oid)])
+def test_a_certificate_whose_names_cannot_be_read_is_told(
+    papers: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(x509.Extensions, "get_extension_for_class", refuse, raising=True)
+    with pytest.raises(UserError, match="are not a certificate and its unencrypted key in PEM"):
+        load_papers(papers / "client", datetime.now(UTC))
