@@ -69,7 +69,7 @@ def test_its_validator_takes_the_mean_over_a_set_of_the_job_by_the_pages_command
     plain = loop("plain_torchtitan_loop", alone)
     expected = float(re.findall(r"few loss ([\d.]+)", plain.communicate()[0])[-1])
     own = {"--endpoint": calm.endpoint, "--job": job, "--checkpoints": str(tmp_path / job), "--weights": str(tmp_path / alone)}
-    [line] = (line for line in PAGE.read_text().splitlines() if line.startswith("    torchrun --nproc-per-node 2 tests/"))
+    [line] = re.findall(r"^`(torchrun --nproc-per-node 2 tests/.*)`", PAGE.read_text(), re.MULTILINE)
     words = shlex.split(line)
     command = [own.get(before, word) for before, word in zip(["", *words], words, strict=False)]
     assert own.keys() <= set(words)

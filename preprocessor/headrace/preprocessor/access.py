@@ -6,7 +6,7 @@ job or a data set names is opened through this module: shards, media beside them
 A local file is judged by its real location once it is open, so links and ".." cannot lead out of the folders. It must be a
 regular file, since a pipe makes its reader wait for ever and a device never ends. A URL is judged by its prefix, and so is the
 target of a redirection; it may not chain protocols ("zip::s3://..."). `reference://` is always refused: it names a program.
-A host that is this machine or on its link is refused by its address (headrace.preprocessor.local_addresses), that of a web server
+A host on loopback or on the link is refused by its address (headrace.preprocessor.local_addresses), that of a web server
 by the address that a connection goes to: services there trust whoever is near, and clouds tell a machine its secrets there.
 
 Until `granting` restricts it, a process may open any other file or URL.
@@ -43,7 +43,7 @@ class Access:
     urls: tuple[str, ...] | None = USUAL_URLS
     """URL prefixes, each taken to end with "/": "s3://bucket" does not allow "s3://bucket-of-others". None allows any URL."""
     local_urls: bool = False
-    """Whether URLs may name this machine, or what is on its link only."""
+    """Whether URLs may name loopback, or what is on this machine's link only."""
 
     @classmethod
     def of(cls, roots: Sequence[Path], urls: Sequence[str], *, local_urls: bool = False) -> Access:
@@ -104,7 +104,7 @@ def check_url(url: str) -> None:
 
 
 def _check_host(url: str) -> None:
-    """Raise DatasetError if a URL names this machine or what is on its link.
+    """Raise DatasetError if a URL names loopback or what is on this machine's link.
 
     Names of web servers are looked up once, by whoever connects, who asks `check_address`; those of other servers here.
     """
@@ -120,14 +120,14 @@ def _check_host(url: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise DatasetError if nothing may be fetched from an IP address, since it is this machine's or on its link."""
+    """Raise DatasetError if nothing may be fetched from an IP address, since it is loopback or on this machine's link."""
     if not _granted.local_urls and is_local_address(address):
         raise _too_near("the URL's host is", address)
 
 
 def _too_near(what: str, address: str) -> DatasetError:
     return DatasetError(
-        f"{what} {address}, an address of this machine or its link, from which jobs may fetch nothing; serve the data from "
+        f"{what} {address}, a loopback or link-local address, from which jobs may fetch nothing; serve the data from "
         "another host, or start the preprocessor with --allow-local-urls"
     )
 

@@ -1,4 +1,4 @@
-"""Addresses that no job should have a process connect to: this machine's own, and those of its link.
+"""Addresses that no job should have a process connect to: loopback, those of its link, and clouds' metadata services.
 
 What listens on loopback trusts whoever is on the machine, and by link-local addresses clouds tell a machine its own secrets.
 """

@@ -38,10 +38,15 @@ class RenewingFlight:
         """Look for new papers every LOOK_S, until cancelled."""
         while self._identity is not None:
             await asyncio.sleep(LOOK_S)
-            if (papers := self._identity.present()) is not self._papers:
-                await self._renew(papers)
+            try:
+                if (papers := self._identity.present()) is not self._papers:
+                    await self._renew(papers)
+            except Exception:
+                log.exception("flight goes on with the papers that it shows")
 
     async def _renew(self, papers: Papers) -> None:
+        # Papers that Arrow refuses are found before anybody is sent away.
+        await asyncio.to_thread(FlightServer(f"{self._host}:0", self._lend, papers).stop, 0.0)
         former = self._server
         threading.Thread(target=former.shutdown, name="flight-former", daemon=True).start()  # returns after the last receiver
         told = False
