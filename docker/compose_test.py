@@ -256,7 +256,7 @@ def check_loss_of_leader(protocol: Protocol, compose: Compose, folder: Path, lim
     data = folder / "data"
     shutil.copytree(ROOT / "examples" / "data", data)
     data.chmod(0o755)
-    job = own_job(folder / "own.yaml", "own", epochs=8)
+    job = own_job(folder / "own.yaml", "own", epochs=3)
     job.chmod(0o644)
     folder.chmod(0o755)  # the containers' user is another one
     own = {"HEADRACE_DATA": str(data), "HEADRACE_JOB": str(job), "HEADRACE_REORDER": "reorder:7070,standby:7070"}
