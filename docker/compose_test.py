@@ -291,7 +291,7 @@ def check_observability(protocol: Protocol, compose: Compose) -> None:
                 return {}
             return {one["metric"].get("service", ""): float(one["value"][1]) for one in found}
 
-        wanted = {"reorder": 1.0, "standby": 1.0, "preprocessor": 4.0}
+        wanted = {"reorder": 1.0, "standby": 1.0, "preprocessor": float(compose.healthy("preprocessor"))}
         wait_until(f"targets {wanted}", lambda: ask("sum by (service) (up)") == wanted, timeout_s=120.0)
         expect("leaders", ask("sum(headrace_reorder_leaders)"), {"": 1.0})
         samples = ask("sum(headrace_preprocessor_samples_decoded_total)")[""]
