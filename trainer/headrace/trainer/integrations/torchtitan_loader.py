@@ -70,7 +70,7 @@ class HeadraceDataLoader(BaseDataLoader):
 
     def _batch(self, microbatch: Microbatch) -> tuple[dict[str, Tensor], Tensor]:
         spec, data = self._stream.loader.spec, with_tokens(microbatch.data, self._stream.loader.vocabulary)
-        if self._padded:
+        if self._padded and len(data.sample_segments):  # without a sample it is one row of padding either way
             rows = data.padded()
             return {"input": rows.input_ids, "positions": rows.position_ids}, rows.labels
         in_packs = spec.pad_to_max_length and len(microbatch.data.input_ids)
