@@ -16,6 +16,8 @@ from typing import Any
 
 import grpc
 
+from headrace.replaced_channel import ReplacedChannel
+
 LOOKUP_S = 1.0  # least time between two lookups, as many calls may fail at once
 
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -67,7 +69,7 @@ def _addresses(found: _Found, family: int) -> list[str]:
     return sorted({address[0] for of_family, *_, address in found if of_family == family})
 
 
-class LeaderChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
+class LeaderChannel(ReplacedChannel):
     """A blocking gRPC channel to several endpoints, which resolves their names again after a call that nobody answered.
 
     Thread-safe. Only unary-unary calls trigger the new look-up.
@@ -130,29 +132,8 @@ class LeaderChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
 
         return call
 
-    def unary_stream(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().unary_stream(*args, **options)(*request, **how)
-
-    def stream_unary(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().stream_unary(*args, **options)(*request, **how)
-
-    def stream_stream(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().stream_stream(*args, **options)(*request, **how)
-
-    def subscribe(self, callback: Callable[..., Any], try_to_connect: bool = False) -> None:
-        self.present().subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Callable[..., Any]) -> None:
-        self.present().unsubscribe(callback)
-
     def close(self) -> None:
         with self._lock:
             self._closed = True
             if self._channel is not None:
                 self._channel.close()
-
-    def __enter__(self) -> LeaderChannel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

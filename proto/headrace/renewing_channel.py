@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import grpc
 
 from headrace.identity import Identity, Papers
+from headrace.replaced_channel import ReplacedChannel
 
 
-class RenewingChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
+class RenewingChannel(ReplacedChannel):
     """A blocking gRPC channel that is replaced by one with the new papers as soon as the identity's have changed. Thread-safe.
 
     Calls under way stay on the former channel, which is closed at the next change.
@@ -40,32 +40,8 @@ class RenewingChannel(grpc.Channel):  # type: ignore[misc]  # gRPC has no types
             ended.close()
         return present
 
-    def unary_unary(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().unary_unary(*args, **options)(*request, **how)
-
-    def unary_stream(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().unary_stream(*args, **options)(*request, **how)
-
-    def stream_unary(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().stream_unary(*args, **options)(*request, **how)
-
-    def stream_stream(self, *args: Any, **options: Any) -> Callable[..., Any]:
-        return lambda *request, **how: self.present().stream_stream(*args, **options)(*request, **how)
-
-    def subscribe(self, callback: Callable[..., Any], try_to_connect: bool = False) -> None:
-        self.present().subscribe(callback, try_to_connect)
-
-    def unsubscribe(self, callback: Callable[..., Any]) -> None:
-        self.present().unsubscribe(callback)
-
     def close(self) -> None:
         with self._lock:
             self._closed = True
             for channel in filter(None, (self._former, self._channel)):
                 channel.close()
-
-    def __enter__(self) -> RenewingChannel:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
