@@ -16,6 +16,7 @@ class HealthService(health.aio.HealthServicer):  # type: ignore[misc]  # gRPC ha
         self._changes: set[asyncio.Event] = set()
 
     async def Watch(self, request: health_pb2.HealthCheckRequest, context: Any) -> None:  # noqa: N802 - the base class's name
+        """Write the status of a service now and whenever it has become another, until the watcher goes."""
         changed, last = asyncio.Event(), None
         self._changes.add(changed)
         try:
