@@ -28,9 +28,10 @@ demo: setup  ## run the main job on the bundled example: one reorder service, tw
 	@$(BIN)/headrace demo
 
 # What fails is tried twice more, and is named at the end: on a machine that others use, too, a process can stand still for seconds.
-# A test that needed it is to be mended all the same.
+# A test that needed it is to be mended all the same. What pytest makes of asserts, in tests and in hypothesis, is kept for the next
+# process, also where PYTHONDONTWRITEBYTECODE is set: it takes each one 20 seconds.
 test: setup lint  ## the suite; what is left out for its time is in test-slow
-	@$(BIN)/pytest -n 2 --dist loadfile --reruns 2 --reruns-delay 1 -rfER
+	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 2 --dist loadfile --reruns 2 --reruns-delay 1 -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(BIN)/pytest -n 2 --dist loadfile -m slow
