@@ -38,8 +38,15 @@ class SlurmCluster:
         return done.stdout.strip()
 
     def state_of(self, job: str) -> str:
-        """Return the state of a job, or of the first part of one of several."""
-        return self("scontrol", "--oneliner", "show", "job", job).partition("JobState=")[2].split()[0]
+        """Return the state of a job, or of the first part of one of several. Raises CalledProcessError where there is none."""
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                return self("scontrol", "--oneliner", "show", "job", job).partition("JobState=")[2].split()[0]
+            except subprocess.CalledProcessError as err:
+                if err.returncode > 0 or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.5)  # SIGPIPE: the controller was too busy to answer
 
 
 @contextlib.contextmanager

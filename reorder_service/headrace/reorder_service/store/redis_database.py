@@ -33,6 +33,7 @@ from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
 from headrace.observability.logs import pairs
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
+from headrace.reorder_service.store.store_refusal import store_refusal
 
 FORMAT = "6"  # of the keys below `headrace:`; raised with every change that an older release would misread
 _PLAIN_FORMAT = "5"  # of a store without pages of a ledger; the release before this one reads it, too
@@ -146,7 +147,7 @@ class Database:
                 database.check(_END_S)
             finally:
                 await database.close()
-            raise UserError(f"no Redis server answers at {without_password(url)}: {err}") from err
+            raise UserError(store_refusal(without_password(url), err)) from err
         return database
 
     def check(self, wait_s: float = 0.0) -> None:

@@ -76,13 +76,24 @@ async def test_a_store_is_reached_over_tls_by_a_user_with_a_password(server: Red
         await store.create_job("job", "{}")
         assert await store.jobs() == ["job"]
         await store.close()
+        user, refuses = "rediss://headrace:p%25ss", "^the Redis server at .* refuses the user or the password .*: write them into"
         for url, reason in (
-            (f"rediss://headrace:p%25ss@{address}", "certificate"),
-            (f"rediss://headrace:mistaken@{address}?{ca}", "username-password"),
-            (f"rediss://{address}?{ca}", "authenticat"),
-            (f"rediss://headrace:p%25ss@{address}?ssl_ca_certs={tmp_path}/none", "none"),
+            (f"{user}@{address}", "^the certificate of .* is not trusted .*: name .* by [?]ssl_ca_certs=FILE"),
+            (f"rediss://headrace:mistaken@{address}?{ca}", refuses),
+            (f"rediss://{address}?{ca}", refuses),
+            (f"{user}@{address}?ssl_ca_certs={tmp_path}/none", "^a file that .*/none names cannot be read .*: correct"),
+            (f"redis://headrace:p%25ss@{address}", "^no Redis server answers at .*needs no TLS, for which rediss:// stands"),
+            (f"{user}@127.0.0.1:{server.port}/0?{ca}", "^no Redis server answers at .*speaks TLS"),
         ):
-            with pytest.raises(UserError, match=rf"(?is)^no Redis server answers at rediss://.*{reason}") as caught:
+            with pytest.raises(UserError, match=reason) as caught:
                 await StateStore.open(url)
+            assert "\n" not in str(caught.value)
             assert "p%25ss" not in str(caught.value)
             assert "mistaken" not in str(caught.value)
+
+
+async def test_a_user_who_may_not_read_the_store_is_told_the_rights(server: RedisServer) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~other:*", "+@all")
+    with pytest.raises(UserError, match=r"forbids its user what a store needs .*: give the user ~headrace:\* "):
+        await StateStore.open(f"redis://narrow:secret@127.0.0.1:{server.port}/0")
