@@ -198,13 +198,13 @@ def _write_costs(path: Path, problem: PlacementProblem, candidate: Candidate, ba
     from headrace.cli.costs.cost_table import CostTableWriter
 
     rows = batches.ravel()
-    tokens = np.array([problem.probes[row].num_tokens for row in rows], np.int64)
+    probes = [problem.probes[row] for row in rows.tolist()]
     widths: Mapping[str, int] = {unit: grid.tp for unit, grid in candidate.grids.items()}
     units = problem.demand.units
     with CostTableWriter(path) as writer:
         writer.add(
-            [problem.probes[row].name for row in rows],
-            tokens,
+            [probe.name for probe in probes],
+            np.array([probe.num_tokens for probe in probes], np.int64),
             {unit.name: unit.forward_s[widths[unit.name]][rows] for unit in units},
             {unit.name: unit.kept_bytes[widths[unit.name]][rows] for unit in units},
             {unit.name: unit.sent_bytes[rows] for unit in units},

@@ -14,13 +14,14 @@ from headrace.cli.orchestrate.placement_report import Report
 from headrace.cli.planning.outcome import Outcome
 from headrace.cli.planning.pipeline_panel import GAIN, IDLE, INK, LEFT, QUIET, RIGHT, Panel, draw_panel, write_headline
 from headrace.cli.planning.timeline import empty_figure, legend_in, time_unit, write_legend
-from headrace.reorder_service.planning.orchestration.judge import simulated
+from headrace.reorder_service.planning.orchestration.judge import Simulated, simulated
 from headrace.reorder_service.planning.orchestration.judgement import Judgement
 from headrace.reorder_service.planning.strategies import plan_of
 
 _COLOURS = ("#12807a", "#d1603d", "#6a4c93", "#3a6ea5", "#8a6d1d")  # of units, as in the panels of pipelines
 _TOP_IN, _GPUS_IN, _BAR_IN, _GAP_IN = 0.95, 1.5, 0.3, 0.62
 _MAX_ROWS = 12
+_MOST_RANKS, _RANKS_IN = 8, 1.9
 _MOST_LABELLED = 96  # GPUs whose replicas and stages are written into their boxes
 
 
@@ -29,7 +30,7 @@ def draw_placement(out: Path, report: Report) -> Path:
     best, problem = report.found.best, report.problem
     panel = None if best.candidate.placement == "colocated" else _panel(report)
     bars_in = _BAR_IN * len(report.judged)
-    batch_in = 1.7 if panel is None else panel.height_in + legend_in(panel)
+    batch_in = _RANKS_IN + 0.7 if panel is None else panel.height_in + legend_in(panel)
     height = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN + batch_in
     cluster = problem.demand.cluster
     title = f"{problem.model} on {cluster.num_gpus} x {cluster.name}: {problem.demand.global_batch / best.step_s:.1f} samples/s"
@@ -43,7 +44,8 @@ def draw_placement(out: Path, report: Report) -> Path:
     _draw_bars(_axes(figure, height, _TOP_IN + _GPUS_IN + _GAP_IN, bars_in), report)
     top_in = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN
     if panel is None:
-        _draw_memory_and_time(_axes(figure, height, top_in, 1.0), best)
+        step = simulated(problem.demand, best.candidate, report.found.batches[0])
+        _draw_ranks(_axes(figure, height, top_in, _RANKS_IN), step)
     else:
         axes = _axes(figure, height, top_in, panel.axes_in)
         longest = panel.outcome.predicted.iteration_s or 1.0
@@ -106,7 +108,8 @@ def _draw_gpus(axes: Axes, report: Report, best: Judgement) -> None:
         handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 1.0), ncols=4, frameon=False, fontsize=9, labelcolor=INK,
         handlelength=1.2, borderaxespad=0.1,
     )  # fmt: skip
-    axes.text(0, rows + 0.15, "a column is a node; numbers are replica.stage", fontsize=8, color=QUIET, va="top")
+    numbers = "ranks" if candidate.placement == "colocated" else "replica.stage"
+    axes.text(0, rows + 0.15, f"a column is a node; numbers are {numbers}", fontsize=8, color=QUIET, va="top")
 
 
 def _draw_bars(axes: Axes, report: Report) -> None:
@@ -126,13 +129,38 @@ def _draw_bars(axes: Axes, report: Report) -> None:
     axes.spines["left"].set_color(IDLE)
 
 
-def _draw_memory_and_time(axes: Axes, best: Judgement) -> None:
-    """Draw the time of the steps of colocated ranks, which have no pipeline to be drawn."""
-    numbers = np.arange(best.steps_s.size)
-    axes.bar(numbers, best.steps_s, color="#12807a", width=0.8)
-    axes.set_xticks(numbers, [str(number) for number in numbers], fontsize=8, color=QUIET)
-    axes.set_ylabel("s", color=QUIET, fontsize=9)
-    axes.set_xlabel("seconds of each global batch: all ranks have all units, and wait for each other at every microbatch",
-                    color=QUIET, fontsize=9)  # fmt: skip
-    axes.tick_params(axis="y", colors=QUIET, labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
+def _draw_ranks(axes: Axes, step: Simulated) -> None:
+    """Draw what the slowest and the other first ranks do in one global batch: all units forth and back, and then they wait."""
+    batch = step.batch
+    forward = batch.loads(step.slots)
+    backward = forward * (batch.step_factors - 1)
+    busy = (forward + backward).sum(axis=(1, 2))
+    shown = np.sort(np.argsort(-busy, kind="stable")[:_MOST_RANKS])
+    scale, unit = time_unit(step.step_s)
+    axes.barh(np.arange(shown.size), step.step_s * scale, height=0.8, color=IDLE)
+    of_microbatch = (forward + backward).sum(axis=2).max(axis=0)
+    starts = np.cumsum([0.0, *(of_microbatch * step.step_s / (of_microbatch.sum() or 1.0))])
+    for row, rank in enumerate(shown.tolist()):
+        for k in range(batch.topology.microbatches):
+            left = float(starts[k])
+            for u, alpha, seconds in (
+                *((u, 1.0, forward[rank, k, u]) for u in range(len(batch.units))),
+                *((u, 0.5, backward[rank, k, u]) for u in reversed(range(len(batch.units)))),
+            ):
+                axes.barh(row, seconds * scale, left=left * scale, height=0.8, color=_COLOURS[u % len(_COLOURS)], alpha=alpha)
+                left += float(seconds)
+    axes.set_xlim(0, step.step_s * scale * 1.012)
+    axes.set_ylim(shown.size - 0.4, -0.6)
+    axes.set_yticks(range(shown.size), [f"rank {rank}" for rank in shown.tolist()], fontsize=8, color=INK)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", colors=QUIET, labelsize=8)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(QUIET)
+    axes.set_xlabel(
+        f"one global batch over time ({unit}): forward, backward (pale), then waiting and exchanging", color=QUIET, fontsize=9
+    )
+    handles = [Patch(facecolor=_COLOURS[u % len(_COLOURS)], label=name) for u, name in enumerate(batch.units)]
+    axes.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(-0.005, 1.0), ncols=5, frameon=False, fontsize=9, labelcolor=INK,
+        handlelength=1.2, borderaxespad=0.1,
+    )  # fmt: skip

@@ -132,9 +132,8 @@ class Report:
         best = self.found.best
         title = "The next best, and why they lose (dp x tp x pp of each unit)"
         table = Table(title=title, title_justify="left")
-        for name in ("placement", "by", "step"):
+        for name in ("placement", "by", "step", "why it loses"):
             table.add_column(name, justify="right" if name == "step" else "left", no_wrap=True)
-        table.add_column("why it loses", min_width=45)
         for judgement in self.found.alternatives:
             step = f"{seconds_beside(judgement, best):.3f} s"
             table.add_row(in_words(judgement.candidate), judgement.candidate.search, step, why_it_loses(judgement, best))
@@ -145,8 +144,8 @@ class Report:
 
         best, cluster = self.found.best, self.problem.demand.cluster
         table = Table(title=f"Where the time of all GPUs goes: {in_words(best.candidate)}", title_justify="left")
-        table.add_column("part")
-        table.add_column("share", justify="right")
+        table.add_column("part", no_wrap=True)
+        table.add_column("share", justify="right", no_wrap=True)
         for part, words in PARTS.items():
             idle = num_idle(best.candidate, cluster)
             table.add_row(f"{words} ({idle} of {cluster.num_gpus})" if part == IDLE else words, f"{best.share(part):.1%}")

@@ -220,14 +220,14 @@ def _without_links(candidate: Candidate, step: Simulated) -> tuple[float, float]
 
 def _ranks(demand: Demand, candidate: Candidate, peaks: Floats) -> tuple[RankMemory, ...]:
     if candidate.placement == "colocated":
-        states = [sharded_state(unit, candidate.grids[LLM].dp) for unit in demand.units]
+        shared = [sharded_state(unit, candidate.grids[LLM].dp) for unit in demand.units]
         return (
             RankMemory(
                 unit="all units",
                 stage=0,
-                weights=sum(state.weights for state in states),
-                gradients=sum(state.gradients for state in states),
-                optimizer=sum(state.optimizer for state in states),
+                weights=sum(state.weights for state in shared),
+                gradients=sum(state.gradients for state in shared),
+                optimizer=sum(state.optimizer for state in shared),
                 activations=float(peaks[0]),
             ),
         )

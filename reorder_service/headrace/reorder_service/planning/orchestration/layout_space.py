@@ -69,8 +69,8 @@ def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
     most = demand.global_batch
     for count in sorted({*(k for k in MICROBATCHES if k <= most), *_one_sample_each(demand, columns[0])}):
         dp, tp, pp = columns[:, columns[0] * count <= demand.global_batch]
-        parts = [_beside(demand, others, combination, (dp, tp, pp), count, limit) for combination in combinations]
-        parts = [part for part in parts if part is not None]
+        dealt = [_beside(demand, others, combination, (dp, tp, pp), count, limit) for combination in combinations]
+        parts = [part for part in dealt if part is not None]
         if parts:
             joined = [{unit: np.concatenate([part[i][unit] for part in parts]) for unit in demand.unit_names} for i in range(3)]
             yield _estimated(demand, count, *joined)

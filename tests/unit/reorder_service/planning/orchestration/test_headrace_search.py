@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
@@ -42,6 +42,7 @@ def all_candidates(demand: Demand) -> Iterator[Candidate]:
                     yield Candidate(search="all", grids={"vision": vision, "llm": llm}, microbatches=count)
 
 
+@settings(max_examples=25)
 @given(demands())
 def test_a_layout_s_estimate_is_that_of_its_candidate(demand: Demand) -> None:
     """With samples that are alike the largest is a mean one, unless a microbatch has less than a sample."""
@@ -69,10 +70,9 @@ def test_no_placement_is_estimated_faster_than_the_fastest_of_the_space(gpus: in
     assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_answer_is_as_good_as_the_best_of_all_placements(seed: int) -> None:
-    demand = uneven(4, seed)
-    found = search(demand, {}, strategy="entrain", num_batches=4, shortlist=1000, placements=["disaggregated"])
+def test_the_answer_is_as_good_as_the_best_of_all_placements() -> None:
+    demand = uneven(4, global_batch=8)
+    found = search(demand, {}, strategy="entrain", num_batches=2, shortlist=1000, placements=["disaggregated"])
     brute = min(judge(demand, one, found.batches, "entrain").step_s for one in all_candidates(demand))
     assert found.best.step_s <= brute * 1.03
 
@@ -90,12 +90,11 @@ def test_no_search_has_a_better_answer() -> None:
 
 
 def test_a_tight_memory_is_kept_where_it_can_be() -> None:
-    """The LLM's weights fill two GPUs: it is cut, though one stage would be faster."""
-    demand = uneven(4, parameters=2.5e9)
+    """The weights of each unit take more than a GPU, so that both are cut."""
+    demand = uneven(4, parameters=4.5e9)
     found = search(demand, {}, num_batches=2, placements=["disaggregated"])
-    grid = found.best.candidate.grids["llm"]
     assert found.best.fits
-    assert grid.tp * grid.pp > 1
+    assert [grid.tp * grid.pp for grid in found.best.candidate.grids.values()] == [2, 2]
 
 
 def test_colocated_candidates_are_on_all_gpus() -> None:
