@@ -28,7 +28,7 @@ from headrace.cli.planning.planning_options import (
     with_fastest_stages,
 )
 from headrace.cli.planning.problem import Problem, count
-from headrace.errors import DatasetError, UserError
+from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -145,44 +145,25 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
     return problems, num_samples
 
 
-def _probe(args: argparse.Namespace) -> tuple[list[Probe], Estimator, int, str]:
+def _probe(args: argparse.Namespace) -> tuple[Sequence[Probe], Estimator, int, str]:
     """Probe samples of the data set.
 
     Returns at least one probe, the estimator of their costs, the number of samples in the data set as far as it is known, and a
     note that says what was read. Raises UserError.
     """
-    from headrace.cli.costs.survey import Look, MeasuringJob, survey
-    from headrace.quarantine import Rejected
+    from headrace.cli.costs.probed_data import probe_data
 
-    limit = args.limit or DEFAULT_LIMIT
-    job = MeasuringJob(reading_spec(args, {"name": "compare"}, {"path": args.path}), limit)
-    probes: list[Probe] = []
-    refused: list[Rejected] = []
-
-    def take(look: Look) -> None:
-        if isinstance(look.result, Rejected):
-            refused.append(look.result)
-        else:
-            probes.append(look.result)
-
-    try:
-        estimator = estimator_of(args, job.spec, job.processor.vocabulary.size)
-        choice = survey(job, limit, take)
-    finally:
-        job.close()
-    if not probes:
-        told = (
-            f"--spec {args.spec}" if args.path is None else args.path if args.spec is None else f"{args.path} --spec {args.spec}"
-        )
-        raise DatasetError(f"{shown_source(args)} holds no good sample; `headrace inspect {told}` says what is wrong")
-    refusals = len(choice.damage) + len(refused)
-    notes = [f"{refusals:,} refused"] * bool(refusals)
-    if choice.num_left is None:
-        notes.append(f"of {choice.num_shards:,} of {count(len(job.shards), 'shard')} (--limit)")
-    elif choice.num_left:
-        notes.append(f"{choice.num_left:,} not looked at (--limit)")
-    note = ", ".join([f"read {count(len(probes), 'sample')}", *notes])
-    return probes, estimator, len(probes) + refusals + (choice.num_left or 0), note
+    spec = reading_spec(args, {"name": "compare"}, {"path": args.path})
+    told = f"--spec {args.spec}" if args.path is None else args.path if args.spec is None else f"{args.path} --spec {args.spec}"
+    estimators: list[Estimator] = []
+    data = probe_data(
+        spec,
+        args.limit or DEFAULT_LIMIT,
+        shown=shown_source(args),
+        told=told,
+        check=lambda vocab: estimators.append(estimator_of(args, spec, vocab)),
+    )
+    return data.probes, estimators[0], data.num_samples, data.note
 
 
 def _deal(args: argparse.Namespace, table: CostTable, layers: Mapping[str, int] | None = None) -> list[Problem]:

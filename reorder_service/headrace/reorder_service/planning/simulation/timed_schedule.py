@@ -16,7 +16,7 @@ import numpy as np
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.execution import Execution
-from headrace.schedule import Action, Kind, Schedule, Stage, build, inputs, stage_graph
+from headrace.schedule import Kind, Schedule, Stage, build, inputs, stage_graph
 
 STAGE, KIND, POSITION, CHUNK, UNIT, EXIT, BEFORE, WAITS = range(8)
 _NOT_YET = -1.0
@@ -34,36 +34,84 @@ def schedule_table(stages: Mapping[str, int], execution: Execution, num_microbat
 def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_flight: int | None, num_microbatches: int) -> Ints:
     graph = stage_graph(dict(stages))
     schedule = build(name, dict(stages), range(num_microbatches), chunks=chunks, in_flight=in_flight)
-    row_of = _executable_order(graph, chunks, schedule)
-    width = max(1, *(len(stage.before) for stage in graph))
+    first = np.cumsum([0, *map(len, schedule)])
+    actions = [action for of_stage in schedule for action in of_stage]
+    stage = np.repeat(np.arange(len(graph)), np.diff(first))
+    fields = ([int(action.kind) for action in actions], [a.microbatch for a in actions], [a.chunk for a in actions])
+    kind, microbatch, chunk = np.array(fields, np.int64)
+    waits = _waits(graph, stage, kind, microbatch) if chunks == 1 else _waits_of_chunks(graph, chunks, schedule)
+    row_of = executable_order(waits, first)
+    assert row_of.min(initial=0) >= 0, "a schedule never waits for itself"
+    index, size = (np.array([getattr(of_stage, field) for of_stage in graph])[stage] for field in ("index", "size"))
+    forward = kind == Kind.FORWARD
+    ends_unit = np.where(forward, (index == size - 1) & (chunk == chunks - 1), (index == 0) & (chunk == 0))
     units = [unit for unit, _ in stages]
-    table = np.full((len(row_of), WAITS + width), -1, np.int64)
-    for (s, action), row in row_of.items():
-        here = graph[s]
-        forward = action.kind == Kind.FORWARD
-        ends_unit = here.index == (here.size - 1 if forward else 0) and action.chunk == (chunks - 1 if forward else 0)
-        leaves = ends_unit and action.kind != Kind.WEIGHT
-        table[row, :BEFORE] = s, action.kind, action.microbatch, action.chunk, units.index(here.unit), leaves
-        waits = [row_of[needed] for needed in inputs(graph, chunks, s, action)]
-        table[row, WAITS : WAITS + len(waits)] = waits
-    for s, actions in enumerate(schedule):
-        rows = [row_of[s, action] for action in actions]
-        table[rows[1:], BEFORE] = rows[:-1]
+    unit = np.array([units.index(of_stage.unit) for of_stage in graph])[stage]
+    before = np.append(-1, row_of)[: stage.size]
+    before[first[:-1][np.diff(first) > 0]] = -1
+    table = np.empty((stage.size, WAITS + waits.shape[1]), np.int64)
+    columns = (stage, kind, microbatch, chunk, unit, ends_unit & (kind != Kind.WEIGHT), before)
+    table[row_of, :WAITS] = np.stack(columns, axis=1)
+    table[row_of, WAITS:] = np.where(waits >= 0, np.append(row_of, -1)[waits], -1)
     table.flags.writeable = False
     return table
 
 
-def _executable_order(graph: Sequence[Stage], chunks: int, schedule: Schedule) -> dict[tuple[int, Action], int]:
-    """Number all (stage, action) pairs in an executable order: in turn, each stage runs its actions until an input is missing."""
-    row_of: dict[tuple[int, Action], int] = {}
-    left = [list(reversed(actions)) for actions in schedule]
-    while any(left):
-        before = len(row_of)
-        for s, actions in enumerate(left):
-            while actions and all(needed in row_of for needed in inputs(graph, chunks, s, actions[-1])):
-                row_of[s, actions.pop()] = len(row_of)
-        assert len(row_of) > before, "a schedule never waits for itself"
-    return row_of
+def _waits(graph: Sequence[Stage], stage: Ints, kind: Ints, microbatch: Ints) -> Ints:
+    """Return (A, W) the actions that each action waits for, as `headrace.schedule.inputs` names them where there are no chunks.
+
+    Actions are numbered stage by stage, in the order of their columns stage, kind and microbatch, (A,) each.
+    """
+    at = np.full((len(graph), len(Kind), microbatch.max(initial=-1) + 1), -1)
+    at[stage, kind, microbatch] = np.arange(stage.size)
+    waits = np.full((stage.size, max(1, *(len(of_stage.before) for of_stage in graph))), -1)
+    for s, of_stage in enumerate(graph):
+        forward, backward, weight = at[s]
+        sources = (s - 1,) if of_stage.index > 0 else of_stage.before
+        for w, source in enumerate(sources):
+            waits[forward, w] = at[source, Kind.FORWARD]
+        behind = s + 1 if of_stage.index < of_stage.size - 1 else of_stage.behind
+        waits[backward, 0] = forward if behind is None else at[behind, Kind.BACKWARD]
+        put_off = weight >= 0
+        waits[weight[put_off], 0] = backward[put_off]
+    return waits
+
+
+def _waits_of_chunks(graph: Sequence[Stage], chunks: int, schedule: Schedule) -> Ints:
+    """Return the same for a schedule with several chunks on a stage."""
+    number = {(s, action): 0 for s, actions in enumerate(schedule) for action in actions}
+    number = dict(zip(number, range(len(number)), strict=True))
+    waits = np.full((len(number), max(1, *(len(stage.before) for stage in graph))), -1)
+    for (s, action), place in number.items():
+        needed = [number[source] for source in inputs(graph, chunks, s, action)]
+        waits[place, : len(needed)] = needed
+    return waits
+
+
+@kernel
+def executable_order(waits: Ints, first: Ints) -> Ints:
+    """Number all actions in an executable order: in turn, each stage runs its actions until an input is missing.
+
+    waits: (A, W) the actions that each waits for, -1 for none. first: (S + 1,) where each stage's actions begin. Returns (A,) the
+    place of each action, -1 for one that never can run.
+    """
+    place = np.full(waits.shape[0], -1)
+    following = first[:-1].copy()
+    count, before = 0, -1
+    while count > before:
+        before = count
+        for s in range(following.size):
+            while following[s] < first[s + 1]:
+                ready = True
+                for wait in waits[following[s]]:
+                    if wait >= 0 and place[wait] < 0:
+                        ready = False
+                if not ready:
+                    break
+                place[following[s]] = count
+                count += 1
+                following[s] += 1
+    return place
 
 
 @kernel

@@ -1,0 +1,1 @@
+"""`headrace orchestrate`: which GPUs each unit of a model gets, before anything is trained."""

@@ -1,0 +1,59 @@
+"""What a model asks of a cluster in training on given data: the input of every search for a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headrace.reorder_service.planning.batch import Floats
+from headrace.reorder_service.planning.orchestration.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitDemand:
+    """What one unit of the model takes of n sampled samples of the data, at every tensor-parallel width that it may have."""
+
+    name: str
+    """Name of the unit, as in `topology.stages`."""
+    layers: int
+    """Most stages that the unit can be cut into."""
+    parameters: float
+    """Number of weights of its layers and of what stands at both ends of them."""
+    trained_share: float
+    """Share of these that is trained; the others are frozen and have no gradients and no optimizer's state."""
+    backward_factor: float
+    """Backward over forward time; 0 for a unit without a backward (`headrace.backward_factors`)."""
+    forward_s: Mapping[int, Floats]
+    """By tensor-parallel width: (n,) forward seconds of each sample in the whole unit, with what the slices exchange."""
+    kept_bytes: Mapping[int, Floats]
+    """By tensor-parallel width: (n,) activations of each sample that all stages together keep for the backward, on one slice."""
+    sent_bytes: Floats
+    """(n,) bytes that one stage sends to the next for each sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Demand:
+    """What a model asks of a cluster: its units in pipeline order, and the global batch that they are to train on together."""
+
+    units: tuple[UnitDemand, ...]
+    cluster: Cluster
+    global_batch: int
+    """Samples of a step."""
+    schedule: str = "1f1b"
+    """Name of the pipeline schedule (`headrace.schedule.SCHEDULES`)."""
+    chunks: int = 1
+    """Parts of a unit on each of its stages, for 'interleaved'."""
+
+    @property
+    def num_samples(self) -> int:
+        """n, the number of samples of the data whose demand is known."""
+        return len(self.units[0].sent_bytes)
+
+    @property
+    def unit_names(self) -> tuple[str, ...]:
+        """Names of the units in pipeline order."""
+        return tuple(unit.name for unit in self.units)
+
+    def step_s(self, unit: UnitDemand, tp: int) -> float:
+        """Return the mean seconds of one sample's forward and backward in the whole unit, at a tensor-parallel width."""
+        return float(unit.forward_s[tp].mean()) * (1.0 + unit.backward_factor)

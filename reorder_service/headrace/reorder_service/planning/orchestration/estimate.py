@@ -1,0 +1,199 @@
+"""What a candidate takes by a formula, by which the searches compare: seconds of a step, and memory of every unit's fullest GPU.
+
+The step is that of DistTrain (section 5.1, eq. 1 and 2) and Entrain (dissertation, eq. 4.2): a microbatch passes all stages once,
+and for each further one the slowest stage passes. Samples count with their mean, so what differs between microbatches is not in
+it: that is for the simulator. A stage has whole layers, so 28 layers on 8 stages are as slow as on 7.
+
+Corrected here: in DistTrain's memory an LLM's GPU keeps L / TP of activations however many stages there are. That is true of a
+pipeline of the LLM alone. A stage with s stages behind it, in whatever units, keeps min(K, s + 1) microbatches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.cluster import Cluster
+from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
+from headrace.schedule import EAGER, GPIPE, ZERO_BUBBLE
+
+USABLE_SHARE = 0.92
+"""Share of a GPU's memory that a candidate may take; the trainer keeps to the same."""
+_TRAINED_BYTES = 4 + 4 + 2
+"""Of a trained weight, in every replica: itself and its gradient in float32, and its copy in bfloat16 during a step."""
+_MOMENT_BYTES = 8
+"""Of a trained weight, in all replicas together (ZeRO-1): the two moments of Adam."""
+_FROZEN_BYTES = 2
+"""Of a frozen weight: itself in bfloat16."""
+_GRADIENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitMemory:
+    """Bytes of the fullest GPU of a unit, which is one of its first stage."""
+
+    weights: float
+    """With the copies in bfloat16 that matrix products take."""
+    gradients: float
+    optimizer: float
+    activations: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def stage_share(layers: int, pp: Ints | int) -> Floats:
+    """Return the share of a unit's layers on its fullest stage: 1 / pp, but for whole layers."""
+    share: Floats = -(-layers // np.asarray(pp)) / layers
+    return share
+
+
+def hop_s(unit: UnitDemand, cluster: Cluster, samples: Floats | float) -> Floats:
+    """Return the seconds in which so many samples pass from a stage to the next, and their gradients back where there are any."""
+    bandwidth = cluster.intra_node_bytes_per_s if cluster.nodes == 1 else cluster.inter_node_bytes_per_s
+    ways = 2.0 if unit.backward_factor > 0 else 1.0
+    seconds: Floats = ways * (cluster.latency_s + np.asarray(samples) * float(unit.sent_bytes.mean()) / bandwidth)
+    return seconds
+
+
+def exchange_s(unit: UnitDemand, cluster: Cluster, dp: Ints | int, tp: Ints | int, pp: Ints | int) -> Floats:
+    """Return the seconds in which the replicas of a unit sum their gradients: 2 (dp - 1) / dp of a GPU's, scattered and gathered.
+
+    A replica's ranks are consecutive, so the replicas are inside a node only where the whole unit is.
+    """
+    dp, tp, pp = np.asarray(dp), np.asarray(tp), np.asarray(pp)
+    gradients = _GRADIENT_BYTES * unit.parameters * unit.trained_share * stage_share(unit.layers, pp) / tp
+    inside = dp * tp * pp <= cluster.gpus_per_node
+    bandwidth = np.where(inside, cluster.intra_node_bytes_per_s, cluster.inter_node_bytes_per_s)
+    seconds: Floats = 2.0 * (dp - 1) / dp * gradients / bandwidth
+    return seconds
+
+
+def state_bytes(unit: UnitDemand, dp: Ints | int, tp: Ints | int, pp: Ints | int) -> Floats:
+    """Return the bytes of weights, gradients and optimizer on the fullest GPU of a unit."""
+    weights, gradients, optimizer = _states(unit, dp, tp, pp)
+    return weights + gradients + optimizer
+
+
+def _states(unit: UnitDemand, dp: Ints | int, tp: Ints | int, pp: Ints | int) -> tuple[Floats, Floats, Floats]:
+    on_gpu = unit.parameters * stage_share(unit.layers, pp) / np.asarray(tp)
+    trained = on_gpu * unit.trained_share
+    weights = trained * (_TRAINED_BYTES - _GRADIENT_BYTES) + (on_gpu - trained) * _FROZEN_BYTES
+    return weights, trained * _GRADIENT_BYTES, trained * _MOMENT_BYTES / np.asarray(dp)
+
+
+def kept_bytes_of_sample(unit: UnitDemand, tp: int) -> float:
+    """Return the bytes that all stages of a unit keep of one sample on one slice; none without a backward."""
+    return float(unit.kept_bytes[tp].mean()) if unit.backward_factor > 0 else 0.0
+
+
+def stages_behind(candidate: Candidate, unit: str) -> int:
+    """Return the number of stages that a microbatch passes after the first one of a unit, in all units."""
+    grids = candidate.grids
+    after = {LLM: (GENERATOR,), GENERATOR: ()}.get(unit, (LLM, GENERATOR))
+    return grids[unit].pp - 1 + sum(grids[other].pp for other in after if other in grids)
+
+
+def in_flight(demand: Demand, microbatches: int, behind: int, pp: int, deepest: int) -> float:
+    """Return the microbatches that a unit's first stage keeps at most.
+
+    behind: stages behind it in all units; pp: stages of its unit; deepest: the most stages that any stage has behind it.
+    Under zero-bubble every stage may keep as many as the first one does, under gpipe all, under eager all but on the last stage.
+    What interleaved schedules of this repository keep has no closed form; this is a bound that holds for up to 8 stages.
+    """
+    if demand.schedule == GPIPE or (demand.schedule == EAGER and behind > 0):
+        return float(microbatches)
+    most = float((deepest if demand.schedule == ZERO_BUBBLE else behind) + 1)
+    if demand.chunks > 1:
+        after = behind - (pp - 1)
+        most += 2 * after + 2 * (pp - 1) / demand.chunks + (deepest if after else 1)
+    return min(float(microbatches), most)
+
+
+def microbatch_samples(demand: Demand, candidate: Candidate, unit: str) -> float:
+    """Return the samples of a microbatch on one replica of a unit: the mean, where its replicas do not divide the LLM's."""
+    return demand.global_batch / candidate.microbatches / candidate.grids[unit].dp
+
+
+def microbatch_s(demand: Demand, candidate: Candidate) -> dict[str, float]:
+    """Return by unit the seconds of a microbatch's forward and backward in all its stages."""
+    return {
+        unit.name: microbatch_samples(demand, candidate, unit.name) * demand.step_s(unit, candidate.grids[unit.name].tp)
+        for unit in demand.units
+    }
+
+
+def step_s(demand: Demand, candidate: Candidate, *, exposed: float = 1.0) -> float:
+    """Return the seconds of a step (eq. 4.2): a microbatch through all stages, K - 1 times the slowest, the exchange.
+
+    Encoders run side by side, so the longest counts. Interleaved schedules fill the pipeline in a part of the time, as many as
+    there are chunks. exposed: share of the exchange that no backward hides. Colocated units run one after the other, each as a
+    pipeline of its own on all GPUs, and exchange their gradients one after the other.
+    """
+    grids, count = candidate.grids, candidate.microbatches
+    whole = microbatch_s(demand, candidate)
+    slowest = {unit.name: whole[unit.name] * float(stage_share(unit.layers, grids[unit.name].pp)) for unit in demand.units}
+    exchange = [float(exchange_s(unit, demand.cluster, *_sizes(grids[unit.name]))) for unit in demand.units]
+    if candidate.placement == "colocated":
+        return sum(whole[name] / demand.chunks + (count - 1) * slowest[name] for name in grids) + exposed * sum(exchange)
+    for unit in demand.units:
+        is_last = unit.name == demand.unit_names[-1]
+        samples = microbatch_samples(demand, candidate, unit.name)
+        whole[unit.name] += (grids[unit.name].pp - is_last) * float(hop_s(unit, demand.cluster, samples))
+    encoders = [whole[name] for name in grids if name not in (LLM, GENERATOR)]
+    filling = max(encoders, default=0.0) + whole[LLM] + whole.get(GENERATOR, 0.0)
+    return filling / demand.chunks + (count - 1) * max(slowest.values()) + exposed * max(exchange)
+
+
+def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:
+    """Return by unit what the fullest of its GPUs holds of it. GPUs of a colocated candidate hold the sum over its units.
+
+    A colocated encoder or generator keeps one microbatch at a time where the LLM is not a pipeline, and else all of them.
+    """
+    grids, count = candidate.grids, candidate.microbatches
+    behind = {name: stages_behind(candidate, name) for name in grids}
+    deepest = max(behind.values())
+    found = {}
+    for unit in demand.units:
+        grid = grids[unit.name]
+        if candidate.placement != "colocated":
+            held = in_flight(demand, count, behind[unit.name], grid.pp, deepest)
+        elif unit.name == LLM or grids[LLM].pp == 1:
+            held = in_flight(demand, count, grid.pp - 1, grid.pp, grid.pp - 1)
+        else:
+            held = float(count)
+        kept = kept_bytes_of_sample(unit, grid.tp) * float(stage_share(unit.layers, grid.pp))
+        weights, gradients, optimizer = map(float, _states(unit, *_sizes(grid)))
+        found[unit.name] = UnitMemory(
+            weights=weights,
+            gradients=gradients,
+            optimizer=optimizer,
+            activations=held * microbatch_samples(demand, candidate, unit.name) * kept,
+        )
+    return found
+
+
+def fullest_bytes(demand: Demand, candidate: Candidate) -> float:
+    """Return the bytes of the fullest GPU of a candidate."""
+    totals = [memory.total for memory in memory_bytes(demand, candidate).values()]
+    return sum(totals) if candidate.placement == "colocated" else max(totals)
+
+
+def usable_bytes(cluster: Cluster) -> float:
+    """Return the bytes of a GPU that a candidate may take."""
+    return USABLE_SHARE * cluster.memory_bytes
+
+
+def fits(demand: Demand, candidate: Candidate) -> bool:
+    """Return whether a candidate fits the memory of the cluster's GPUs."""
+    return fullest_bytes(demand, candidate) <= usable_bytes(demand.cluster)
+
+
+def _sizes(grid: UnitGrid) -> tuple[int, int, int]:
+    return grid.dp, grid.tp, grid.pp

@@ -1,0 +1,258 @@
+"""Headrace's search: the fastest layouts by the estimate, and what every other search has found, before the judge.
+
+The judge simulates planned steps of real global batches, which takes thousands of times as long as the estimate. So few batches
+sort out most candidates (successive halving), planned by a quick strategy, and those that are left are judged on all batches. The
+answers of the other searches always are among these, so that on the judge's batches no search has a better answer than this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.plan import LLM
+from headrace.reorder_service.planning.batch import Ints
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.demand import Demand
+from headrace.reorder_service.planning.orchestration.estimate import fullest_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge
+from headrace.reorder_service.planning.orchestration.judgement import Judgement, merged, seconds_beside
+from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, Layouts, layouts
+from headrace.reorder_service.planning.strategies import AUTO
+
+NAME = "headrace"
+SHORTLIST, NUM_BATCHES, ALTERNATIVES = 50, 20, 10
+_QUICK = "orchmllm"
+"""Strategy that sorts out: of the quick ones, that whose steps are the nearest to those of the best."""
+_QUICK_ONES = (_QUICK, "entrain", "disttrain")
+"""What `auto` chooses among in large global batches."""
+_LARGE = 512
+"""Samples of a global batch from which on not all strategies are tried: those that search take a good part of a second."""
+_ROUNDS = ((2, 20), (4, ALTERNATIVES + 2))
+"""Batches that a round judges by, and candidates that it leaves."""
+_COMPARED, _FINALISTS = 6, 2
+"""Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
+_LOOKED_AT = 4000
+"""Layouts, the fastest first, of which the memory is estimated."""
+_ROOM = 0.8
+"""Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
+_OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
+
+Advance = Callable[[int], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """What the search found on the judge's batches."""
+
+    best: Judgement
+    answers: Mapping[str, Judgement]
+    """Of the other searches, by name."""
+    alternatives: Sequence[Judgement]
+    """The next best, at most ALTERNATIVES of them."""
+    batches: Ints
+    """(b, B) rows of the global batches that all of them were judged by."""
+    num_estimated: int
+    num_simulated: int
+
+
+def search(
+    demand: Demand,
+    others: Mapping[str, Candidate],
+    *,
+    strategy: str = AUTO,
+    seed: int = 0,
+    num_batches: int = NUM_BATCHES,
+    shortlist: int = SHORTLIST,
+    placements: Iterable[str] = ("disaggregated", "colocated"),
+    advance: Advance = int,
+) -> Found:
+    """Search for the fastest placement of a demand.
+
+    others: the answers of other searches, by name. strategy: that of the job. advance: called with the number of candidates that
+    were judged since, of `num_judgements`. Raises ValueError if nothing can be placed at all.
+    """
+    batches = draw_batches(demand, num_batches, seed)
+    own, num_estimated = candidates_of(demand, shortlist, placements)
+    pool = _together(own, others.values())
+    if not pool:
+        raise ValueError(
+            f"{demand.cluster.num_gpus} GPUs are too few for {', '.join(demand.unit_names)}: take more GPUs, or a smaller model"
+        )
+    num_simulated = 0
+    for count, left in _ROUNDS:
+        judged = _judged(demand, pool, batches[:count], dict.fromkeys(map(_key, pool), _QUICK), seed, advance)
+        num_simulated += len(judged) * min(count, num_batches)
+        kept = [judgement.candidate for judgement in sorted(judged, key=lambda one: one.key)[:left]]
+        pool = _together(kept, others.values())
+    strategies = {_key(candidate): _strategy(demand, candidate, batches[:1], strategy, seed) for candidate in pool}
+    compared = sorted(
+        _judged(demand, pool, batches[:_COMPARED], strategies, seed, advance, lighten=True), key=lambda one: one.key
+    )
+    if not compared:
+        raise ValueError(
+            f"no plan of strategy {strategy!r} can be run with schedule {demand.schedule!r}: take another of the two"
+        )
+    answers_of_others = {_key(candidate) for candidate in others.values()}
+    final = [
+        finished
+        for rank, one in enumerate(compared)
+        if rank < _FINALISTS or _key(one.candidate) in answers_of_others
+        for finished in _finished(demand, one, batches, strategies, seed, advance)
+    ]
+    if not final:
+        raise ValueError(f"no plan of all {num_batches} batches can be run with schedule {demand.schedule!r}: take another")
+    num_simulated += len(compared) * min(_COMPARED, num_batches) + len(final) * max(0, num_batches - _COMPARED)
+    final.sort(key=lambda one: one.key)
+    best = replace(final[0], candidate=replace(final[0].candidate, search=NAME))
+    by_key = {_key(one.candidate): one for one in final}
+    answers = {
+        name: replace(by_key[_key(candidate)], candidate=candidate)
+        for name, candidate in others.items()
+        if _key(candidate) in by_key
+    }
+    rest = [*final[1:], *(one for one in compared if _key(one.candidate) not in by_key)]
+    rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
+    return Found(
+        best=best,
+        answers=answers,
+        alternatives=rest[:ALTERNATIVES],
+        batches=batches,
+        num_estimated=num_estimated,
+        num_simulated=num_simulated,
+    )
+
+
+def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
+    """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
+    rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS
+    return shortlist + len(MICROBATCHES) + rounds
+
+
+def candidates_of(demand: Demand, most: int, placements: Iterable[str]) -> tuple[list[Candidate], int]:
+    """Return at most so many candidates, and the number of layouts that they were chosen from.
+
+    They are those of the Pareto front of estimated seconds and memory, the fastest few of every number of microbatches, and the
+    fastest of the rest, which fit the memory by the estimate; colocated ones come on top. Where nothing fits, they are those that
+    exceed it least.
+    """
+    found: list[Candidate] = []
+    num_estimated = 0
+    if "disaggregated" in placements:
+        space = list(layouts(demand)) or list(layouts(demand, fitting=False))
+        num_estimated = sum(part.step_s.size for part in space)
+        found = _shortlisted(demand, space, most)
+    if "colocated" in placements:
+        colocated = list(_colocated(demand))
+        num_estimated += len(colocated)
+        found += colocated
+    return found, num_estimated
+
+
+def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Candidate]:
+    """Return at most so many of the layouts, the fastest first."""
+    if not space:
+        return []
+    seconds = np.concatenate([part.step_s for part in space])
+    part_of = np.repeat(np.arange(len(space)), [part.step_s.size for part in space])
+    row_of = np.concatenate([np.arange(part.step_s.size) for part in space])
+    limit, taken = usable_bytes(demand.cluster), dict[int, int]()
+    front: list[Candidate] = []
+    of_count: list[Candidate] = []
+    rest: list[Candidate] = []
+    tight: list[tuple[float, Candidate]] = []
+    least = np.inf
+    for place in np.argsort(seconds, kind="stable")[:_LOOKED_AT]:
+        candidate = space[part_of[place]].candidate(int(row_of[place]), NAME)
+        memory = fullest_bytes(demand, candidate)
+        if memory > _ROOM * limit:
+            tight.append((memory, candidate))
+        elif memory < least:
+            least = memory
+            front.append(candidate)
+        elif taken.get(candidate.microbatches, 0) < _OF_EACH_COUNT:
+            taken[candidate.microbatches] = taken.get(candidate.microbatches, 0) + 1
+            of_count.append(candidate)
+        elif len(rest) < most:
+            rest.append(candidate)
+    fastest = [*front[: most // 2], *rest]
+    chosen = [*of_count[: most // 2], *fastest][:most]
+    if len(chosen) < most:
+        chosen += [candidate for _, candidate in sorted(tight, key=lambda pair: pair[0])[: most - len(chosen)]]
+    return chosen
+
+
+def _colocated(demand: Demand) -> Iterable[Candidate]:
+    """Yield candidates with all units on every GPU, as FSDP trainers run them, by their number of microbatches."""
+    ranks = min(demand.cluster.num_gpus, demand.global_batch)
+    grids = {unit: UnitGrid(dp=ranks, tp=1, pp=1) for unit in demand.unit_names}
+    if any(1 not in unit.forward_s for unit in demand.units):
+        return
+    for count in MICROBATCHES:
+        if count == 1 or count * grids[LLM].dp <= demand.global_batch:
+            yield Candidate(search=NAME, grids=grids, microbatches=count, placement="colocated")
+
+
+def _judged(
+    demand: Demand,
+    candidates: Iterable[Candidate],
+    batches: Ints,
+    strategies: Mapping[str, str],
+    seed: int,
+    advance: Advance,
+    *,
+    lighten: bool = False,
+) -> list[Judgement]:
+    """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule."""
+    found = []
+    for candidate in candidates:
+        try:
+            found.append(judge(demand, candidate, batches, strategies[_key(candidate)], seed, lighten=lighten))
+        except ValueError:
+            continue
+        finally:
+            advance(1)
+    return found
+
+
+def _finished(
+    demand: Demand, judged: Judgement, batches: Ints, strategies: Mapping[str, str], seed: int, advance: Advance
+) -> list[Judgement]:
+    """Return what is said of a candidate by all batches, the first of which it was judged on; none if one cannot be run."""
+    rest = batches[judged.steps_s.size :]
+    if not len(rest):
+        return [judged]
+    more = _judged(demand, [judged.candidate], rest, strategies, seed, advance, lighten=True)
+    return [merged(judged, one) for one in more]
+
+
+def _strategy(demand: Demand, candidate: Candidate, batches: Ints, strategy: str, seed: int) -> str:
+    """Return the strategy with which a candidate is judged: for `auto` the one that is the best for the first batch.
+
+    Large global batches are tried with the quick strategies only.
+    """
+    if strategy != AUTO or candidate.placement == "colocated":
+        return strategy
+    tried = (AUTO,) if demand.global_batch <= _LARGE else _QUICK_ONES
+    judged = []
+    for name in tried:
+        try:
+            judged.append(judge(demand, candidate, batches, name, seed, lighten=False))
+        except ValueError:
+            continue
+    return min(judged, key=lambda one: one.key).strategy if judged else _QUICK
+
+
+def _key(candidate: Candidate) -> str:
+    """Return what two candidates have in common that are laid out alike, whoever found them."""
+    return f"{candidate.placement} {candidate.microbatches} {dict(candidate.grids)}"
+
+
+def _together(ours: Iterable[Candidate], others: Iterable[Candidate]) -> list[Candidate]:
+    """Return all candidates, and of several that are laid out alike the first one."""
+    by_key: dict[str, Candidate] = {}
+    for candidate in (*ours, *others):
+        by_key.setdefault(_key(candidate), candidate)
+    return list(by_key.values())

@@ -1,0 +1,246 @@
+"""The judge: real global batches, planned by a strategy on a candidate's pipelines and simulated, with memory and exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from headrace.plan import LLM, Topology
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.orchestration.candidate import Candidate
+from headrace.reorder_service.planning.orchestration.demand import Demand
+from headrace.reorder_service.planning.orchestration.estimate import memory_bytes, stage_share, usable_bytes
+from headrace.reorder_service.planning.orchestration.exchange import gathering_s, replicas_s, sharded_state
+from headrace.reorder_service.planning.orchestration.judgement import (
+    EXCHANGE,
+    IDLE,
+    MODEL,
+    SLICES,
+    TRANSFERS,
+    WAITING,
+    Judgement,
+    RankMemory,
+)
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
+from headrace.reorder_service.planning.strategies import AUTO, run_strategy
+from headrace.schedule import EAGER, Kind
+
+_TAKEN_APART = 1
+"""Batches whose time is taken apart, which takes two more simulations each; the parts are scaled to the mean step."""
+_LEAST_ROOM = 1.0  # bytes for activations where the state alone fills a GPU: the plan is then the leanest there is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Simulated:
+    """One global batch on a candidate's pipelines."""
+
+    batch: Batch
+    """Its memory is in bytes."""
+    slots: Slots
+    strategy: str
+    step_s: float
+    peaks: Floats
+    """(S,) most bytes of activations that any replica of each stage holds; one entry on colocated ranks."""
+
+
+def draw_batches(demand: Demand, count: int, seed: int) -> Ints:
+    """Draw `count` global batches from the samples of a demand: (count, B) rows of them, in shuffled epochs."""
+    generator, needed = np.random.default_rng(seed), count * demand.global_batch
+    epochs = [generator.permutation(demand.num_samples) for _ in range(math.ceil(needed / demand.num_samples))]
+    rows: Ints = np.concatenate(epochs)[:needed].reshape(count, demand.global_batch)
+    return rows
+
+
+def judge(
+    demand: Demand, candidate: Candidate, batches: Ints, strategy: str = AUTO, seed: int = 0, *, lighten: bool = True
+) -> Judgement:
+    """Simulate a candidate on (b, B) global batches, each planned by the strategy.
+
+    lighten: whether a batch whose activations do not fit is planned again under a limit of memory, which takes long. Raises
+    ValueError where no plan of the strategy can be run with the demand's schedule.
+    """
+    steps = [simulated(demand, candidate, rows, strategy, seed, lighten=lighten) for rows in batches]
+    seconds = np.array([step.step_s for step in steps])
+    parts = _parts(demand, candidate, batches, steps, seconds)
+    peaks = np.max([step.peaks for step in steps], axis=0)
+    chosen = {step.strategy for step in steps}
+    return Judgement(
+        candidate=candidate,
+        strategy=strategy if len(chosen) > 1 else chosen.pop(),
+        steps_s=seconds,
+        parts=parts,
+        ranks=_ranks(demand, candidate, peaks),
+        memory_bytes=usable_bytes(demand.cluster),
+    )
+
+
+def simulated(
+    demand: Demand, candidate: Candidate, rows: Ints, strategy: str = AUTO, seed: int = 0, *, lighten: bool = True
+) -> Simulated:
+    """Plan and simulate one global batch, given by the (B,) rows of its samples; lighten, and what is raised, as for `judge`."""
+    batch = batch_of(demand, candidate, rows, seed)
+    if candidate.placement == "colocated":
+        chosen, slots = run_strategy(AUTO, batch)
+        return Simulated(
+            batch=batch,
+            slots=slots,
+            strategy=chosen,
+            step_s=_colocated_s(batch, slots, gathering_s(demand, candidate)),
+            peaks=np.array([max(np.bincount(slots[0], weights=batch.memory.sum(axis=0)))]),
+        )
+    room = room_bytes(demand, candidate)
+    if demand.schedule != EAGER:
+        chosen, slots = run_strategy(strategy, batch)
+        work = planned_work(batch, slots)
+        peaks = peak_memory(work).max(axis=0)
+        if not lighten or (peaks <= _by_stage(candidate, room)).all():
+            return Simulated(batch=batch, slots=slots, strategy=chosen, step_s=simulate(work).iteration_s, peaks=peaks)
+    scale = np.array([room[unit] for unit in batch.units])[:, None]
+    limited = replace(batch, memory=batch.memory / scale, execution=replace(batch.execution, memory_limit=1.0))
+    chosen, slots = run_strategy(strategy, limited)
+    work = planned_work(limited, slots)
+    peaks = peak_memory(work).max(axis=0) * _by_stage(candidate, room)
+    return Simulated(batch=batch, slots=slots, strategy=chosen, step_s=simulate(work).iteration_s, peaks=peaks)
+
+
+def batch_of(demand: Demand, candidate: Candidate, rows: Ints, seed: int = 0) -> Batch:
+    """Return a global batch, given by its (B,) rows, on a candidate's pipelines, with memory in bytes and without a limit.
+
+    All stages of a unit keep as much as the one with most layers.
+    """
+    units = {unit.name: unit for unit in demand.units}
+    grids = candidate.grids
+    fullest = {name: grids[name].pp * float(stage_share(unit.layers, grids[name].pp)) for name, unit in units.items()}
+    topology = Topology(
+        replicas=grids[LLM].dp, microbatches=candidate.microbatches, stages={unit: grids[unit].pp for unit in units}
+    )
+    return make_batch(
+        np.arange(rows.size),
+        {name: unit.forward_s[grids[name].tp][rows] for name, unit in units.items()},
+        topology,
+        seed,
+        execution=execution_of(demand, candidate),
+        memory={name: unit.kept_bytes[grids[name].tp][rows] * fullest[name] for name, unit in units.items()},
+        transfer_bytes={name: unit.sent_bytes[rows] for name, unit in units.items()},
+    )
+
+
+def execution_of(demand: Demand, candidate: Candidate) -> Execution:
+    """Return how a candidate's pipelines run, without a limit of memory."""
+    factors = {unit.name: unit.backward_factor for unit in demand.units}
+    if candidate.placement == "colocated":
+        return Execution(colocated="microbatch", backward_factors=factors)
+    cluster = demand.cluster
+    across = candidate.gpus > cluster.gpus_per_node
+    exchange = {unit.name: replicas_s(unit, candidate.grids[unit.name], cluster) for unit in demand.units}
+    return Execution(
+        schedule=demand.schedule,
+        chunks=demand.chunks,
+        backward_factors=factors,
+        stage_loads={unit.name: stage_loads(unit.layers, candidate.grids[unit.name].pp, demand.chunks) for unit in demand.units},
+        exchange_s={unit: seconds for unit, seconds in exchange.items() if sum(seconds) > 0},
+        latency_s=cluster.latency_s,
+        bytes_per_s=cluster.inter_node_bytes_per_s if across else cluster.intra_node_bytes_per_s,
+        may_cross_replicas=True,
+        unit_replicas={unit: grid.dp for unit, grid in candidate.grids.items() if grid.dp != candidate.grids[LLM].dp},
+    )
+
+
+def stage_loads(layers: int, stages: int, chunks: int = 1) -> list[list[float]]:
+    """Return the time of each stage over an even share of the layers, for every kind of action: stages have whole layers."""
+    parts = stages * chunks
+    of_part = [layers // parts + (part < layers % parts) for part in range(parts)]
+    of_stage = [sum(of_part[stage::stages]) for stage in range(stages)]
+    return [[number * stages / layers] * len(Kind) for number in of_stage]
+
+
+def room_bytes(demand: Demand, candidate: Candidate) -> Mapping[str, float]:
+    """Return the bytes that each unit's GPUs have left for activations, at least one."""
+    state = memory_bytes(demand, candidate)
+    usable = usable_bytes(demand.cluster)
+    return {unit: max(_LEAST_ROOM, usable - (of.weights + of.gradients + of.optimizer)) for unit, of in state.items()}
+
+
+def _by_stage(candidate: Candidate, of_unit: Mapping[str, float]) -> Floats:
+    return np.repeat([of_unit[unit] for unit in candidate.grids], [grid.pp for grid in candidate.grids.values()])
+
+
+def _colocated_s(batch: Batch, slots: Slots, gathering: tuple[float, float]) -> float:
+    """Return the seconds of a step of colocated ranks, which meet at every microbatch and send meanwhile.
+
+    gathering: seconds that they send at least for every microbatch, in its forward and in its backward.
+    """
+    filled = batch.occupied(slots).any(axis=0)
+    forward = batch.loads(slots)
+    backward = (forward * (batch.step_factors - 1)).sum(axis=2)
+    of_microbatch = np.maximum(forward.sum(axis=2).max(axis=0), gathering[0]) + np.maximum(backward.max(axis=0), gathering[1])
+    return float(of_microbatch[filled].sum())
+
+
+def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simulated], seconds: Floats) -> dict[str, float]:
+    """Return the GPU-seconds of a mean step by what they are spent on."""
+    taken = steps[:_TAKEN_APART]
+    model, work = 0.0, 0.0
+    for unit in demand.units:
+        tp, least = candidate.grids[unit.name].tp, min(unit.forward_s)
+        rows = batches[: len(taken)]
+        model += least * (1 + unit.backward_factor) * float(unit.forward_s[least][rows].sum())
+        work += tp * (1 + unit.backward_factor) * float(unit.forward_s[tp][rows].sum())
+    parts = dict.fromkeys((MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, IDLE), 0.0)
+    for step in taken:
+        ideal_s, sent_s = _without_links(candidate, step)
+        parts[EXCHANGE] += candidate.gpus * max(0.0, step.step_s - sent_s)
+        parts[TRANSFERS] += candidate.gpus * max(0.0, sent_s - ideal_s)
+        parts[WAITING] += candidate.gpus * ideal_s
+    parts[MODEL], parts[SLICES] = model, max(0.0, work - model)
+    parts[WAITING] = max(0.0, parts[WAITING] - parts[MODEL] - parts[SLICES])
+    scale = float(seconds.mean()) / sum(step.step_s for step in taken)
+    parts = {name: amount * scale for name, amount in parts.items()}
+    parts[IDLE] = (demand.cluster.num_gpus - candidate.gpus) * float(seconds.mean())
+    return parts
+
+
+def _without_links(candidate: Candidate, step: Simulated) -> tuple[float, float]:
+    """Return the seconds of the same plan without exchange and transfers, and with transfers only."""
+    if candidate.placement == "colocated":
+        alone_s = _colocated_s(step.batch, step.slots, (0.0, 0.0))
+        return alone_s, alone_s
+    sending = replace(step.batch.execution, exchange_s={})
+    ideal = replace(sending, latency_s=0.0, bytes_per_s=math.inf)
+    ideal_s, sent_s = (
+        simulate(planned_work(replace(step.batch, execution=execution), step.slots)).iteration_s for execution in (ideal, sending)
+    )
+    return ideal_s, sent_s
+
+
+def _ranks(demand: Demand, candidate: Candidate, peaks: Floats) -> tuple[RankMemory, ...]:
+    if candidate.placement == "colocated":
+        shared = [sharded_state(unit, candidate.grids[LLM].dp) for unit in demand.units]
+        return (
+            RankMemory(
+                unit="all units",
+                stage=0,
+                weights=sum(state.weights for state in shared),
+                gradients=sum(state.gradients for state in shared),
+                optimizer=sum(state.optimizer for state in shared),
+                activations=float(peaks[0]),
+            ),
+        )
+    states = memory_bytes(demand, candidate)
+    stages = [(unit, stage) for unit, grid in candidate.grids.items() for stage in range(grid.pp)]
+    return tuple(
+        RankMemory(
+            unit=unit,
+            stage=stage,
+            weights=states[unit].weights,
+            gradients=states[unit].gradients,
+            optimizer=states[unit].optimizer,
+            activations=float(peak),
+        )
+        for (unit, stage), peak in zip(stages, peaks, strict=True)
+    )

@@ -1,0 +1,181 @@
+"""The space of disaggregated layouts that Headrace's search looks through, estimated as a whole (eq. 4.2) in arrays.
+
+An LLM has every number of replicas and slices, and of stages those that a stage's whole layers make worth while. The other units
+share the GPUs that are left, each with every width and few numbers of stages, so that their stages take equally long; more GPUs
+never slow them down, so none are left idle but by rounding. So each layout of the LLM stands for the best of what may be beside
+it, and the space grows with the GPUs, not with a power of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
+from headrace.reorder_service.planning.orchestration.estimate import exchange_s, hop_s, stage_share, state_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import widths
+
+MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
+"""Numbers of microbatches that are tried, besides that of one sample each."""
+_MOST_STAGES_BESIDE = 8  # of a unit beside the LLM
+_MOST_COMBINATIONS = 64  # of widths and stages of the units beside the LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layouts:
+    """Many layouts with one number of microbatches, as columns."""
+
+    microbatches: int
+    dp: Mapping[str, Ints]
+    """By unit, in pipeline order, (m,); tp and pp likewise."""
+    tp: Mapping[str, Ints]
+    pp: Mapping[str, Ints]
+    step_s: Floats
+    """(m,) estimated seconds of a step."""
+
+    def candidate(self, row: int, search: str) -> Candidate:
+        """Return one layout."""
+        grids = {
+            unit: UnitGrid(dp=int(self.dp[unit][row]), tp=int(self.tp[unit][row]), pp=int(self.pp[unit][row])) for unit in self.dp
+        }
+        return Candidate(search=search, grids=grids, microbatches=self.microbatches)
+
+
+def stage_counts(layers: int, chunks: int = 1, most: int | None = None) -> list[int]:
+    """Return the numbers of stages with which the longest one has fewer layers than with fewer stages, ascending."""
+    parts = range(1, min(most or layers, layers // chunks) + 1)
+    found: dict[int, int] = {}
+    for stages in parts:
+        found.setdefault(-(-layers // (stages * chunks)), stages)
+    return list(found.values())
+
+
+def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
+    """Yield all layouts of the space, for one number of microbatches after the other.
+
+    fitting: leave out those whose state alone exceeds the memory of a GPU. Raises ValueError for a unit that has no width at all.
+    """
+    llm = next(unit for unit in demand.units if unit.name == LLM)
+    others = [unit for unit in demand.units if unit.name != LLM]
+    limit = usable_bytes(demand.cluster) if fitting else np.inf
+    columns = _of_llm(demand, llm, limit)
+    combinations = _combinations(demand, others)
+    most = demand.global_batch
+    for count in sorted({*(k for k in MICROBATCHES if k <= most), *_one_sample_each(demand, columns[0])}):
+        dp, tp, pp = columns[:, columns[0] * count <= demand.global_batch]
+        dealt = [_beside(demand, others, combination, (dp, tp, pp), count, limit) for combination in combinations]
+        parts = [part for part in dealt if part is not None]
+        if parts:
+            joined = [{unit: np.concatenate([part[i][unit] for part in parts]) for unit in demand.unit_names} for i in range(3)]
+            yield _estimated(demand, count, *joined)
+
+
+def _of_llm(demand: Demand, llm: UnitDemand, limit: float) -> Ints:
+    """Return the (3, m) dp, tp and pp of all layouts of the LLM that leave the other units a GPU each and hold its state."""
+    free = demand.cluster.num_gpus - (len(demand.units) - 1)
+    rows = [
+        (dp, tp, pp)
+        for tp in widths(llm, demand.cluster.gpus_per_node)
+        for pp in stage_counts(llm.layers, demand.chunks)
+        for dp in range(1, min(free // (tp * pp), demand.global_batch) + 1)
+    ]
+    columns = np.array(rows, np.int64).reshape(-1, 3).T
+    kept: Ints = columns[:, state_bytes(llm, *columns) <= limit]
+    return kept
+
+
+def _one_sample_each(demand: Demand, replicas: Ints) -> set[int]:
+    """Return the numbers of microbatches of one sample each, where they divide the global batch; the smallest few of them."""
+    counts = {demand.global_batch // int(dp) for dp in np.unique(replicas) if demand.global_batch % dp == 0}
+    return set(sorted(counts)[:8])
+
+
+def _combinations(demand: Demand, others: Sequence[UnitDemand]) -> list[tuple[tuple[int, int], ...]]:
+    """Return (tp, pp) of the units beside the LLM, in all combinations, or those of few stages where these are too many."""
+    most = _MOST_STAGES_BESIDE
+    while True:
+        choices = [
+            [
+                (tp, pp)
+                for tp in widths(unit, demand.cluster.gpus_per_node)
+                for pp in stage_counts(unit.layers, demand.chunks, most)
+            ]
+            for unit in others
+        ]
+        number = int(np.prod([len(choice) for choice in choices]))
+        if number <= _MOST_COMBINATIONS or most == 1:
+            return list(itertools.product(*choices))
+        most -= 1
+
+
+def _beside(
+    demand: Demand,
+    others: Sequence[UnitDemand],
+    combination: Sequence[tuple[int, int]],
+    of_llm: tuple[Ints, Ints, Ints],
+    count: int,
+    limit: float,
+) -> tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]] | None:
+    """Deal the GPUs that the LLM's layouts leave among the other units: dp, tp, pp by unit, (m,) each; None if none fits."""
+    dp, tp, pp = of_llm
+    left = demand.cluster.num_gpus - dp * tp * pp
+    shares = np.array(
+        [demand.step_s(unit, w) * float(stage_share(unit.layers, s)) for unit, (w, s) in zip(others, combination, strict=True)]
+    )
+    sizes = np.array([w * s for w, s in combination])
+    rate = left / float((shares * sizes).sum()) if others else left * 0.0
+    most = demand.global_batch // count  # replicas beyond the samples of a microbatch of all replicas would have none
+    replicas = np.clip((rate * shares[:, None]).astype(np.int64), 1, most)
+    fits = (replicas * sizes[:, None]).sum(axis=0) <= left
+    for unit, of_unit, (w, s) in zip(others, replicas, combination, strict=True):
+        fits &= state_bytes(unit, of_unit, w, s) <= limit
+    start = np.zeros_like(dp)
+    sizes_of = dict(zip((unit.name for unit in others), zip(replicas, combination, strict=True), strict=True))
+    found: tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]] = ({}, {}, {})
+    for unit in demand.units:
+        of_unit, width, stages = of_llm if unit.name == LLM else _columns(*sizes_of[unit.name])
+        fits &= start % width == 0  # slices of a layer lie in one node
+        start = start + of_unit * width * stages
+        for column, values in zip(found, (of_unit, width, stages), strict=True):
+            column[unit.name] = values
+    if not fits.any():
+        return None
+    dps, tps, pps = ({unit: values[fits] for unit, values in column.items()} for column in found)
+    return dps, tps, pps
+
+
+def _columns(replicas: Ints, size: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
+    return replicas, np.full_like(replicas, size[0]), np.full_like(replicas, size[1])
+
+
+def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[str, Ints], pp: Mapping[str, Ints]) -> Layouts:
+    """Estimate the steps as `estimate.step_s` does for one candidate, but for the microbatch that passes all stages.
+
+    That is the one with the largest sample, if it takes longer than a mean microbatch: jobs that take p(k) each on every machine
+    of a row take the sum of p in all and, once for every further machine, the longest p.
+    """
+    zeros = np.zeros(dp[LLM].size)
+    longest, rest, slowest, exchange = zeros, zeros, zeros, zeros
+    for unit in demand.units:
+        name = unit.name
+        samples = demand.global_batch / count / dp[name]
+        of_sample, of_largest = np.zeros(zeros.size), np.zeros(zeros.size)
+        for width, forward_s in unit.forward_s.items():
+            of_sample[tp[name] == width] = demand.step_s(unit, width)
+            of_largest[tp[name] == width] = float(forward_s.max()) * (1 + unit.backward_factor)
+        slowest = np.maximum(slowest, samples * of_sample * stage_share(unit.layers, pp[name]))
+        whole = np.maximum(samples * of_sample, of_largest)
+        exchange = np.maximum(exchange, exchange_s(unit, demand.cluster, dp[name], tp[name], pp[name]))
+        whole = whole + (pp[name] - (name == demand.unit_names[-1])) * hop_s(unit, demand.cluster, samples)
+        if name in (LLM, GENERATOR):
+            rest = rest + whole
+        else:
+            longest = np.maximum(longest, whole)
+    step_s = (longest + rest) / demand.chunks + (count - 1) * slowest + exchange
+    return Layouts(microbatches=count, dp=dp, tp=tp, pp=pp, step_s=step_s)

@@ -1,0 +1,73 @@
+"""GPUs in proportion to work: the ratio-based strategy that DistTrain is compared with (8.2.1).
+
+Each unit gets the share of the GPUs that it has of the operations. Within its share it is laid out as Megatron-LM would do it:
+the LLM in as many slices as a node has GPUs, and in as many stages as its GPUs give; the others in replicas of one GPU, of more
+only where one does not hold them. The proportions hold for the work, but not for what a stage takes once it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from headrace.plan import LLM
+from headrace.reorder_service.planning.cost_model.stable_batch import divide_stages
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
+from headrace.reorder_service.planning.orchestration.estimate import state_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import best_first, replica_counts, widths
+from headrace.reorder_service.planning.orchestration.searches.megatron import WIDEST
+from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit
+
+NAME = "ratio"
+
+
+def search(demand: Demand, microbatch: int = 1) -> list[Candidate]:
+    """Return the fastest numbers of replicas for the shares that the units' work gives, best first.
+
+    microbatch: samples of a microbatch of an LLM replica. Raises ValueError, in a sentence for the user, if nothing fits.
+    """
+    if demand.cluster.num_gpus < len(demand.units):
+        raise no_fit(demand, NAME, ())
+    work = np.array([demand.step_s(unit, min(unit.forward_s)) for unit in demand.units])
+    gpus = dict(zip(demand.unit_names, divide_stages(work, demand.cluster.num_gpus), strict=True))
+    candidates = list(_layouts(demand, gpus, microbatch))
+    if found := best_first(demand, candidates):
+        return found
+    raise no_fit(demand, NAME, candidates)
+
+
+def _layouts(demand: Demand, gpus: dict[str, int], microbatch: int) -> Iterator[Candidate]:
+    llm = next(unit for unit in demand.units if unit.name == LLM)
+    node = demand.cluster.gpus_per_node
+    tp = max((tp for tp in widths(llm, node) if tp <= min(WIDEST, gpus[LLM])), default=0)
+    for dp in replica_counts(demand, microbatch):
+        if tp == 0 or dp * tp > gpus[LLM]:
+            continue
+        grids = {LLM: UnitGrid(dp=dp, tp=tp, pp=min(llm.layers, gpus[LLM] // (dp * tp)))}
+        for unit in demand.units:
+            if unit.name != LLM:
+                grids[unit.name] = _replicated(demand, unit, gpus[unit.name], dp * microbatch)
+        yield Candidate(
+            search=NAME,
+            grids={name: grids[name] for name in demand.unit_names},
+            microbatches=demand.global_batch // (dp * microbatch),
+        )
+
+
+def _replicated(demand: Demand, unit: UnitDemand, gpus: int, most_replicas: int) -> UnitGrid:
+    """Return the replicas that leave the fewest GPUs idle, and of such those of the fewest GPUs; all that hold their state.
+
+    A microbatch has a sample for at most so many replicas. Where no GPUs hold the state, the replicas are the largest.
+    """
+    grids = [
+        UnitGrid(dp=min(gpus // (tp * pp), most_replicas), tp=tp, pp=pp)
+        for tp in widths(unit, demand.cluster.gpus_per_node)
+        for pp in range(1, min(unit.layers, gpus // tp) + 1)
+    ]
+    limit = usable_bytes(demand.cluster)
+    holding = [grid for grid in grids if float(state_bytes(unit, grid.dp, grid.tp, grid.pp)) <= limit]
+    if not holding:
+        return max(grids, key=lambda grid: grid.tp * grid.pp)
+    return min(holding, key=lambda grid: (-grid.gpus, grid.tp * grid.pp, grid.pp))

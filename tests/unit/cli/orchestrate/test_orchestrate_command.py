@@ -1,0 +1,198 @@
+"""`headrace orchestrate`: from a data set and a cluster to a placement, its files and its commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import pytest
+import yaml
+
+from headrace.cli.costs.cost_table import read_cost_table
+from headrace.cli.main import main
+from headrace.cli.run import train
+from headrace.published_models import PLANNED_MODELS
+from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
+from headrace.spec import load_spec_yaml
+from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
+
+EXAMPLE = str(Path(__file__).parents[4] / "examples" / "data")
+PIPELINES = ["--gpus", "8", "--device", "a40", "--batches", "2", "--global-batch", "16", "--limit", "64"]
+MODEL = "qwen2.5-vl-3b"
+
+
+def orchestrate(capsys: pytest.CaptureFixture[str], out: Path, *options: str) -> dict[str, Any]:
+    assert main(["orchestrate", "--data", EXAMPLE, "--out", str(out), "--format", "json", *options]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert isinstance(report, dict)
+    return report
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    assert main(["orchestrate", *options]) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("headrace orchestrate: ")
+    return error
+
+
+@pytest.fixture(scope="module")
+def pipelines(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """The report and the folder of a placement in pipelines."""
+    out = tmp_path_factory.mktemp("placed")
+    options = ["--placements", "disaggregated", "--searches", "megatron", "--checkpointing", "vision"]
+    assert main(["orchestrate", "--model", MODEL, "--data", EXAMPLE, "--out", str(out), *PIPELINES, *options]) == 0
+    return json.loads((out / "placement.json").read_text()), out
+
+
+def test_the_job_is_planned_for_the_placement(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, out = pipelines
+    job = load_spec_yaml(out / "job-execution.yaml")
+    check_coefficients(job)
+    best = report["searches"][0]
+    units = best["units"]
+    assert job.topology.replicas == units["llm"]["dp"]
+    assert job.topology.stages == {unit: grid["pp"] for unit, grid in units.items()}
+    assert (job.execution.trainer, job.global_batch, job.topology.microbatches) == ("pipeline", 16, best["microbatches"])
+    execution = execution_of(job, job.topology.topology())
+    assert execution.backward_factors == {"vision": 3.0, "llm": 2.0}, "vision runs its forward again"
+    assert execution.unit_replicas == {u: g["dp"] for u, g in units.items() if g["dp"] != units["llm"]["dp"]}
+    assert [source.path for source in job.sources] == [EXAMPLE]
+
+
+def test_the_topology_has_the_processes_of_the_placement(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, out = pipelines
+    topology = load_topology_yaml(out / "topology.yaml")
+    assert topology.world_size == report["processes"] == report["searches"][0]["gpus"] <= 8
+    topology.check(topology.world_size, PLANNED_MODELS[MODEL])
+    job = load_spec_yaml(out / "job-execution.yaml")
+    topology.check_execution(job.execution, job.topology.stages)
+    assert PipelineTopology.of_job(job).world_size == topology.world_size
+
+
+def test_the_commands_can_be_read(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, out = pipelines
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    emulate = shlex.split(report["commands"]["emulate"])
+    assert emulate[:2] == ["headrace", "train"]
+    args = parser.parse_args(emulate[2:])
+    assert args.emulate == str(out / "costs.parquet")
+    table = read_cost_table(args.emulate)
+    assert len(table.sample_ids) == 2 * args.batch == 32
+    launch = shlex.split(report["commands"]["launch"])
+    args = parser.parse_args(launch[launch.index("train") + 1 :])
+    assert (args.submit, args.topology) == (out / "job-execution.yaml", out / "topology.yaml")
+    assert ("--nnodes" in launch) == (report["processes"] > 4)
+
+
+def test_the_report_says_what_loses_and_where_time_and_memory_go(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, _ = pipelines
+    ours, theirs = report["searches"]
+    assert (ours["search"], theirs["search"]) == ("headrace", "megatron")
+    assert ours["speedup"] >= 1 == theirs["speedup"]
+    assert ours["samples_per_s"] == pytest.approx(16 / ours["step_s"])
+    assert sum(report["time"].values()) == pytest.approx(1)
+    assert len(report["ranks"]) == sum(grid["pp"] for grid in ours["units"].values())
+    assert max(rank["total_gib"] for rank in report["ranks"]) == pytest.approx(ours["memory_gib"])
+    assert 0 < len(report["alternatives"]) <= 10
+    assert all(row["loses"] for row in report["alternatives"])
+    assert any("samples with recordings are left out" in note for note in report["notes"])
+
+
+def test_the_picture_is_drawn(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, out = pipelines
+    assert report["picture"] == str(out / "placement.png")
+    assert matplotlib.image.imread(report["picture"]).shape[1] > 1000
+
+
+def test_colocated_ranks_get_a_job_of_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = orchestrate(capsys, tmp_path, "--model", "1b", *PIPELINES, "--placements", "colocated", "--searches", "megatron")
+    assert report["searches"][0]["placement"] == "colocated"
+    job = load_spec_yaml(tmp_path / "job-execution.yaml")
+    check_coefficients(job)
+    assert (job.execution.trainer, job.topology.replicas, job.model) == ("colocated", 8, "1b")
+    assert set(job.topology.stages) == {"vision", "audio", "llm"}
+    assert not (tmp_path / "topology.yaml").exists()
+    assert "examples/fsdp_loop.py" in report["commands"]["launch"]
+
+
+def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", MODEL, "--data", EXAMPLE, "--out", str(tmp_path), *PIPELINES, "--searches", "megatron"]
+    assert main(["orchestrate", *options]) == 0
+    printed = capsys.readouterr().out
+    for words in ("headrace", "megatron", "vision", "llm", "why it loses", "optimizer", "torchrun", "Simulated, not measured"):
+        assert words in printed
+
+
+def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml.safe_dump({"preset": "h100", "nodes": 2, "gpus_per_node": 2, "efficiency": 0.4}))
+    options = ["--cluster", str(cluster), "--batches", "1", "--global-batch", "8", "--limit", "32", "--searches", "megatron"]
+    report = orchestrate(capsys, tmp_path, "--model", "1b", *options)
+    assert report["cluster"] == {"name": str(cluster), "gpus": 4, "nodes": 2, "memory_gib": 80}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpus", "8", "--device", "b300"], "no device 'b300'; there are a40, a100"),
+        (["--gpus", "8"], "say what the GPUs are"),
+        (["--device", "a40"], "--gpus says how many there are, and is missing"),
+        (["--gpus", "10", "--device", "a40"], "10 GPUs are no whole number of nodes of 4: take 8 or 12"),
+        (["--gpus", "8", "--device", "a40", "--model", "gpt-9"], "no model 'gpt-9'; there are tiny"),
+        (["--gpus", "8", "--device", "a40", "--searches", "luck"], "no search 'luck'; there are megatron"),
+        (["--gpus", "8", "--device", "a40", "--placements", "nested"], "--placements takes some of disaggregated, colocated"),
+        (["--gpus", "8", "--device", "a40", "--strategy", "luck"], "no strategy 'luck'"),
+        (["--gpus", "8", "--device", "a40", "--schedule", "luck"], "no schedule 'luck'"),
+        (["--gpus", "8", "--device", "a40", "--chunks", "2"], "--chunks 2 needs --schedule interleaved"),
+        (["--gpus", "8", "--device", "a40", "--batches", "0"], "--batches must be at least 1, got 0"),
+        (["--gpus", "8", "--device", "a40", "--global-batch", "0"], "--global-batch must be from 1"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_before_data_are_read(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = [] if "--model" in options else ["--model", MODEL]
+    assert words in refusal(capsys, *model, "--data", "/no/such/folder", *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--frozen", "audio"], "--frozen names 'audio', which is no unit of the pipeline (vision, llm)"),
+        (["--model", "mllm-72b", "--gpus", "4"], "GiB more than the 44.2 GiB that a GPU may use"),
+    ],
+)
+def test_what_does_not_fit_the_data_or_the_cluster_is_told(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--limit", "32", "--batches", "1", "--out", str(tmp_path)]
+    assert words in refusal(capsys, *given, "--searches", "megatron", *options)
+
+
+def test_a_data_set_without_a_sample_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    words = refusal(capsys, "--model", MODEL, "--data", str(tmp_path / "empty.jsonl"), *PIPELINES)
+    assert "holds no good sample" in words
+
+
+def test_text_alone_leaves_nothing_to_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "One sentence."}) + "\n")
+    words = refusal(capsys, "--model", MODEL, "--data", str(tmp_path / "text.jsonl"), *PIPELINES)
+    assert "there is one unit only and nothing to place" in words
+
+
+def test_costs_that_fall_with_size_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    layer = {"positions": [64, 256, 1024], "seconds": [0.1, 0.3, 0.2]}
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"units": {"llm": {"layers": [layer]}}}))
+    words = refusal(capsys, "--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--coefficients", str(file))
+    assert "units.llm.layers[0] takes 0.2 s on 1024 positions and 0.3 s on 256: costs that fall with size" in words
+    file.write_text(json.dumps({"units": {"brain": {"layers": 2, "linear_s": 1e-6}}}))
+    assert "there is no unit 'brain'" in refusal(
+        capsys, "--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--coefficients", str(file)
+    )

@@ -1,0 +1,110 @@
+"""Headrace's search finds what brute force finds on small clusters, and nothing worse than any other search."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.demand import Demand
+from headrace.reorder_service.planning.orchestration.estimate import step_s
+from headrace.reorder_service.planning.orchestration.headrace_search import candidates_of, num_judgements, search
+from headrace.reorder_service.planning.orchestration.judge import judge
+from headrace.reorder_service.planning.orchestration.layout_space import layouts, stage_counts
+from headrace.reorder_service.planning.orchestration.searches.megatron import search as megatron
+from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
+
+
+def uneven(gpus: int, seed: int = 0, *, parameters: float = 1e6, global_batch: int = 12) -> Demand:
+    """An encoder and an LLM on samples of unlike sizes, on nodes of two GPUs."""
+    rng = np.random.default_rng(seed)
+    sizes = [rng.lognormal(0, 0.7, 40) for _ in range(2)]
+    units = tuple(
+        unit_of(name, seconds, layers=3, parameters=parameters, widths=(1, 2), samples=size / size.mean())
+        for name, seconds, size in zip(("vision", "llm"), (0.4, 1.0), sizes, strict=True)
+    )
+    return Demand(units=units, cluster=cluster_of(-(-gpus // 2), 2), global_batch=global_batch)
+
+
+def all_candidates(demand: Demand) -> Iterator[Candidate]:
+    """Every placement of two units on GPUs of their own, in which slices lie in one node."""
+    most = demand.cluster.num_gpus
+    grids = [UnitGrid(dp=dp, tp=tp, pp=pp) for tp in (1, 2) for pp in range(1, 4) for dp in range(1, most // (tp * pp) + 1)]
+    for vision, llm in itertools.product(grids, repeat=2):
+        if vision.gpus + llm.gpus <= most and vision.gpus % llm.tp == 0:
+            for count in range(1, demand.global_batch // llm.dp + 1):
+                if vision.dp * count <= demand.global_batch:
+                    yield Candidate(search="all", grids={"vision": vision, "llm": llm}, microbatches=count)
+
+
+@settings(max_examples=25)
+@given(demands())
+def test_a_layout_s_estimate_is_that_of_its_candidate(demand: Demand) -> None:
+    """With samples that are alike the largest is a mean one, unless a microbatch has less than a sample."""
+    for part in layouts(demand):
+        for row in range(0, part.step_s.size, 7):
+            candidate = part.candidate(row, "test")
+            assert candidate.gpus <= demand.cluster.num_gpus
+            if all(grid.dp * part.microbatches <= demand.global_batch for grid in candidate.grids.values()):
+                assert part.step_s[row] == pytest.approx(step_s(demand, candidate))
+
+
+def test_more_stages_are_worth_while_only_with_fewer_layers_on_the_longest() -> None:
+    assert stage_counts(12) == [1, 2, 3, 4, 6, 12]
+    assert stage_counts(7) == [1, 2, 3, 4, 7]
+    assert stage_counts(12, chunks=2) == [1, 2, 3, 6]
+    assert stage_counts(12, most=4) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("gpus", [2, 4, 6])
+def test_no_placement_is_estimated_faster_than_the_fastest_of_the_space(gpus: int) -> None:
+    demand = uneven(gpus)
+    alike = replace(demand, units=tuple(unit_of(u.name, s, layers=3, parameters=1e6, widths=(1, 2)) for u, s in
+                                        zip(demand.units, (0.4, 1.0), strict=True)))  # fmt: skip
+    brute = min(step_s(alike, candidate) for candidate in all_candidates(alike))
+    assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-3)
+
+
+def test_the_answer_is_as_good_as_the_best_of_all_placements() -> None:
+    demand = uneven(4, global_batch=8)
+    found = search(demand, {}, strategy="entrain", num_batches=2, shortlist=1000, placements=["disaggregated"])
+    brute = min(judge(demand, one, found.batches, "entrain").step_s for one in all_candidates(demand))
+    assert found.best.step_s <= brute * 1.03
+
+
+def test_no_search_has_a_better_answer() -> None:
+    demand = uneven(6)
+    others = {"megatron": megatron(demand)[0]}
+    steps: list[int] = []
+    found = search(demand, others, num_batches=3, shortlist=6, advance=steps.append)
+    assert found.best.step_s <= found.answers["megatron"].step_s
+    assert found.answers["megatron"].candidate == others["megatron"]
+    assert found.best.candidate.search == "headrace"
+    assert all(found.best.key <= one.key for one in found.alternatives)
+    assert 0 < sum(steps) <= num_judgements(1, 6 + 20)
+
+
+def test_a_tight_memory_is_kept_where_it_can_be() -> None:
+    """The weights of each unit take more than a GPU, so that both are cut."""
+    demand = uneven(4, parameters=4.5e9)
+    found = search(demand, {}, num_batches=2, placements=["disaggregated"])
+    assert found.best.fits
+    assert [grid.tp * grid.pp for grid in found.best.candidate.grids.values()] == [2, 2]
+
+
+def test_colocated_candidates_are_on_all_gpus() -> None:
+    found, count = candidates_of(uneven(4), 10, ["colocated"])
+    assert {one.placement for one in found} == {"colocated"}
+    assert {one.gpus for one in found} == {4}
+    assert [one.microbatches for one in found] == [1, 2, 3]
+    assert count == 3
+
+
+def test_too_few_gpus_are_said() -> None:
+    with pytest.raises(ValueError, match="1 GPUs are too few for vision, llm"):
+        search(replace(uneven(2), cluster=cluster_of(1, 1)), {}, placements=["disaggregated"])
