@@ -11,11 +11,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.cost_model.stable_batch import divide_stages
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
-from headrace.reorder_service.planning.orchestration.estimate import state_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.estimate import (
+    in_flight,
+    kept_bytes_of_sample,
+    stage_share,
+    state_bytes,
+    usable_bytes,
+)
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import best_first, replica_counts, widths
 from headrace.reorder_service.planning.orchestration.searches.megatron import WIDEST
 from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit
@@ -43,31 +49,37 @@ def _layouts(demand: Demand, gpus: dict[str, int], microbatch: int) -> Iterator[
     node = demand.cluster.gpus_per_node
     tp = max((tp for tp in widths(llm, node) if tp <= min(WIDEST, gpus[LLM])), default=0)
     for dp in replica_counts(demand, microbatch):
-        if tp == 0 or dp * tp > gpus[LLM]:
+        if tp == 0 or dp * tp > gpus[LLM] or any(gpus[unit.name] < widths(unit, node)[0] for unit in demand.units):
             continue
         grids = {LLM: UnitGrid(dp=dp, tp=tp, pp=min(llm.layers, gpus[LLM] // (dp * tp)))}
+        microbatches = demand.global_batch // (dp * microbatch)
         for unit in demand.units:
             if unit.name != LLM:
-                grids[unit.name] = _replicated(demand, unit, gpus[unit.name], dp * microbatch)
-        yield Candidate(
-            search=NAME,
-            grids={name: grids[name] for name in demand.unit_names},
-            microbatches=demand.global_batch // (dp * microbatch),
-        )
+                after = 0 if unit.name == GENERATOR else grids[LLM].pp + (GENERATOR in gpus)
+                grids[unit.name] = _replicated(demand, unit, gpus[unit.name], microbatches, after)
+        yield Candidate(search=NAME, grids={name: grids[name] for name in demand.unit_names}, microbatches=microbatches)
 
 
-def _replicated(demand: Demand, unit: UnitDemand, gpus: int, most_replicas: int) -> UnitGrid:
-    """Return the replicas that leave the fewest GPUs idle, and of such those of the fewest GPUs; all that hold their state.
+def _replicated(demand: Demand, unit: UnitDemand, gpus: int, microbatches: int, after: int) -> UnitGrid:
+    """Return the replicas that leave the fewest GPUs idle, and of such those of the fewest GPUs; all that hold their memory.
 
-    A microbatch has a sample for at most so many replicas. Where no GPUs hold the state, the replicas are the largest.
+    after: stages of the units behind, so far as they are known. A microbatch has a sample for each replica. Where no GPUs hold
+    the memory, the replicas are the largest.
     """
+    samples, limit = demand.global_batch // microbatches, usable_bytes(demand.cluster)
     grids = [
-        UnitGrid(dp=min(gpus // (tp * pp), most_replicas), tp=tp, pp=pp)
+        UnitGrid(dp=min(gpus // (tp * pp), samples), tp=tp, pp=pp)
         for tp in widths(unit, demand.cluster.gpus_per_node)
         for pp in range(1, min(unit.layers, gpus // tp) + 1)
     ]
-    limit = usable_bytes(demand.cluster)
-    holding = [grid for grid in grids if float(state_bytes(unit, grid.dp, grid.tp, grid.pp)) <= limit]
+
+    def holds(grid: UnitGrid) -> bool:
+        behind = grid.pp - 1 + after
+        kept = in_flight(demand, microbatches, behind, grid.pp, behind) * samples / grid.dp * kept_bytes_of_sample(unit, grid.tp)
+        state = float(state_bytes(unit, grid.dp, grid.tp, grid.pp))
+        return state + kept * float(stage_share(unit.layers, grid.pp)) <= limit
+
+    holding = [grid for grid in grids if holds(grid)]
     if not holding:
         return max(grids, key=lambda grid: grid.tp * grid.pp)
     return min(holding, key=lambda grid: (-grid.gpus, grid.tp * grid.pp, grid.pp))
