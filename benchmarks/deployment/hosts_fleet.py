@@ -45,7 +45,7 @@ class Fleet:
     trainer: subprocess.Popen[str]
 
     def turn(self) -> Reading:
-        """Let the trainer consume for its seconds; the others rest meanwhile as their stores are full."""
+        """Let the trainer consume for its seconds, and watch the preprocessors; others rest meanwhile: their stores are full."""
         assert self.trainer.stdin is not None
         self.trainer.stdin.write("measure\n")
         self.trainer.stdin.flush()
@@ -75,9 +75,8 @@ def fleet(photos: Path, on: Sequence[Host], papers: Papers, folder: Path, *, sec
             pin(process.pid, HOSTS_CORE)
         with _environment(papers.trainer), JobsClient(endpoint) as client:
             job = client.submit(job_spec(photos))
-        command = trainer_command(
-            endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=OTHERS_CORE, extra=["--on-demand", "--transport", "flight"]
-        )
+        extra = ["--on-demand", "--transport", "flight", *(f"--watch={process.pid}" for process in started)]
+        command = trainer_command(endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=OTHERS_CORE, extra=extra)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, text=True, env={**os.environ, **papers.trainer}, **pipes) as trainer:  # type: ignore[call-overload]
             try:

@@ -40,7 +40,9 @@ def _network(figures: TransportFigures) -> Section:
                 rate = rates[name][size]
                 is_judged = (name, threads, size) == (FLIGHT, THREADS, max(SIZES))
                 goal = at_least(FLIGHT_GOAL * raw.value) if is_judged else None
-                detail = f"receiver's CPU {rate.cpu_s_per_gb:.2g} s/GB, raw {figures.raw[size].cpu_s_per_gb:.2g}"
+                socket = figures.raw[size]
+                detail = f"receiver's CPU {rate.cpu_s_per_gb:.2g} s/GB, raw {socket.cpu_s_per_gb:.2g}"
+                detail = f"{detail}; sender's {rate.sender_cpu_s_per_gb:.2g}, raw {socket.sender_cpu_s_per_gb:.2g}"
                 detail = f"{detail}; goal: {FLIGHT_GOAL:g} x raw TCP" if goal else detail
                 what = f"{name}, parts of {size // MIB} MiB, {threads} at a time"
                 rows.append(Row(name=what, value=rate.bytes_per_s / 1e9, unit="GB/s", rival=raw, goal=goal, detail=detail))

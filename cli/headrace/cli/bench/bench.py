@@ -123,7 +123,7 @@ def _transport(args: argparse.Namespace) -> None:
     if args.format == "json":
         print(json.dumps(dataclasses.asdict(figures) | {"verdict": transport_verdict(figures)}))
         return
-    table = Table("from process to process", *(f"{size // MIB} MiB parts" for size in SIZES), "receiver's CPU")
+    table = Table("from process to process", *(f"{size // MIB} MiB parts" for size in SIZES), "receiver's CPU", "sender's CPU")
     table.add_row("raw TCP socket", *_rates(figures.raw))
     for name, rates in figures.rates.items():
         if name != SHARED_MEMORY:
@@ -163,9 +163,10 @@ def transport_verdict(figures: bench_transport.TransportFigures) -> str:
 
 
 def _rates(rates: Mapping[int, bench_transport.Rate]) -> list[str]:
-    """Return the cells of a row: GB/s for each part size, and the receiver's CPU seconds per GB at the largest size."""
-    cpu = rates[max(rates)].cpu_s_per_gb
-    return [*(f"{rate.bytes_per_s / 1e9:.2f} GB/s" for rate in rates.values()), f"{cpu:.2f} s/GB"]
+    """Return the cells of a row: GB/s for each part size, and the CPU seconds per GB of both ends at the largest size."""
+    cpu = rates[max(rates)]
+    ends = [f"{cpu.cpu_s_per_gb:.2f} s/GB", f"{cpu.sender_cpu_s_per_gb:.2f} s/GB"]
+    return [*(f"{rate.bytes_per_s / 1e9:.2f} GB/s" for rate in rates.values()), *ends]
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,7 @@
 """The sending process of `headrace bench transport`: a preprocessor's real servers with parts ready, and a raw TCP server.
 
-It prints one line of JSON with its endpoint, raw port, tickets and write times, and exits when its standard input ends.
+It prints one line of JSON with its endpoint, raw port, tickets and write times. Then it answers each line of its standard input
+with the processor time that it has taken, in seconds, and exits when that input ends.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 import pyarrow as pa
@@ -113,6 +114,12 @@ def fill_store(store: PayloadStore, writer: PayloadWriter, key: bytes, sizes: li
     return tickets
 
 
+def tell_processor_time() -> None:
+    """Answer each line of standard input with the seconds of processor time of this process, until that input ends."""
+    for _ in sys.stdin:
+        print(process_time(), flush=True)
+
+
 async def run(sizes: list[int]) -> None:
     """Serve parts of the given sizes in bytes until standard input ends, over TLS if the environment names papers."""
     budget = 3 * PARTS * sum(sizes)
@@ -125,7 +132,7 @@ async def run(sizes: list[int]) -> None:
             tickets = fill_store(store, PayloadWriter(arena), key, sizes)
             facts = {"endpoint": endpoint, "raw_port": serve_raw(max(sizes)), "tickets": tickets, "writes": writes}
             print(json.dumps(facts), flush=True)
-            await asyncio.to_thread(sys.stdin.read)
+            await asyncio.to_thread(tell_processor_time)
     finally:
         arena.close()
 

@@ -36,10 +36,12 @@ PEER_LIFETIME_S = 600.0  # after which the sending process is killed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Throughput from one process to another in bytes/s, and the receiver's processor time in seconds per GB."""
+    """Throughput from one process to another in bytes/s, and the processor time of both ends in seconds per GB."""
 
     bytes_per_s: float
     cpu_s_per_gb: float
+    """The receiver's."""
+    sender_cpu_s_per_gb: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,8 @@ def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None,
     `say` is called with a text before each measurement. `encrypted`: with mutual TLS, but for the raw socket. Raises UserError
     where the sending process cannot be started, for example because shared memory is too small.
     """
-    with _papers(encrypted) as papers, _peer(papers["preprocessor"]) as facts:
+    with _papers(encrypted) as papers, _peer(papers["preprocessor"]) as peer:
+        facts = peer.facts
         endpoint, tickets = facts["endpoint"], {int(size): names for size, names in facts["tickets"].items()}
         clients, impossible = _clients(endpoint, tickets[SIZES[0]][0], papers["trainer"])
         raw: dict[int, list[Rate]] = {size: [] for size in SIZES}
@@ -81,10 +84,10 @@ def measure(rounds: int = ROUNDS, say: Callable[[str], object] = lambda _: None,
         for number in range(rounds):
             for size in SIZES:
                 say(f"round {number + 1} of {rounds}: parts of {size // MIB} MiB")
-                raw[size].append(_raw_rate(facts["raw_port"], size))
+                raw[size].append(_raw_rate(peer, size))
                 for name, client in clients.items():
-                    rates[name][size].append(_fetch_rate(client, endpoint, tickets[size], size, THREADS))
-                    single[name][size].append(_fetch_rate(client, endpoint, tickets[size], size, 1))
+                    rates[name][size].append(_fetch_rate(client, peer, tickets[size], size, THREADS))
+                    single[name][size].append(_fetch_rate(client, peer, tickets[size], size, 1))
                 if SHARED_MEMORY in clients:
                     hand_off[size].append(statistics.median(_hand_offs(clients[SHARED_MEMORY], endpoint, tickets[size])))
         for client in clients.values():
@@ -111,8 +114,24 @@ def _papers(encrypted: bool) -> Iterator[Mapping[str, str]]:
         yield {name: f"{folder}/{name}" for name in FOLDERS}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Peer:
+    """The sending process (`bench_peer`)."""
+
+    facts: Mapping[str, Any]
+    process: subprocess.Popen[str]
+
+    def cpu_s(self) -> float:
+        """Return the seconds of processor time that it has taken."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+
 @contextlib.contextmanager
-def _peer(tls: str) -> Iterator[dict[str, Any]]:
+def _peer(tls: str) -> Iterator[_Peer]:
     command = [sys.executable, "-m", "headrace.cli.bench.bench_peer", *map(str, SIZES)]
     with subprocess.Popen(
         with_parent_death_signal(command, signal.SIGKILL),
@@ -135,7 +154,7 @@ def _peer(tls: str) -> Iterator[dict[str, Any]]:
                 process.wait()
                 drain.join(1.0)
                 raise UserError(f"the benchmark's preprocessor did not start: {(errors or ['no message'])[-1].strip()}")
-            yield json.loads(line)
+            yield _Peer(facts=json.loads(line), process=process)
         except BaseException:
             process.kill()
             raise
@@ -160,10 +179,10 @@ def _clients(endpoint: str, ticket: str, tls: str) -> tuple[dict[str, PartClient
     return clients, impossible
 
 
-def _raw_rate(port: int, num_bytes: int) -> Rate:
+def _raw_rate(peer: _Peer, num_bytes: int) -> Rate:
     """Measure a raw TCP socket, with as many bytes per call as `_fetch_rate`: the best of shorter calls would look too good."""
     buffer = memoryview(bytearray(num_bytes))
-    with socket.create_connection(("127.0.0.1", port), timeout=PEER_LIFETIME_S) as connection:
+    with socket.create_connection(("127.0.0.1", peer.facts["raw_port"]), timeout=PEER_LIFETIME_S) as connection:
 
         def receive() -> None:
             for _ in range(THREADS):
@@ -172,29 +191,31 @@ def _raw_rate(port: int, num_bytes: int) -> Rate:
                 while end < num_bytes:
                     end += connection.recv_into(buffer[end:])
 
-        return _rate(receive, THREADS * num_bytes)
+        return _rate(peer, receive, THREADS * num_bytes)
 
 
-def _fetch_rate(client: PartClient, endpoint: str, tickets: list[str], num_bytes: int, threads: int) -> Rate:
+def _fetch_rate(client: PartClient, peer: _Peer, tickets: list[str], num_bytes: int, threads: int) -> Rate:
+    endpoint = peer.facts["endpoint"]
     with ThreadPoolExecutor(threads) as pool:
 
         def fetch(number: int) -> None:
             client.fetch(endpoint, tickets[number % len(tickets)]).delivery.release()
 
-        return _rate(lambda: list(pool.map(fetch, range(threads))), threads * num_bytes)
+        return _rate(peer, lambda: list(pool.map(fetch, range(threads))), threads * num_bytes)
 
 
-def _rate(call: Callable[[], object], num_bytes: int) -> Rate:
+def _rate(peer: _Peer, call: Callable[[], object], num_bytes: int) -> Rate:
     """Return the throughput of the fastest call, after a first one to warm up, and the processor time of all calls."""
     call()
     calls = max(3, FETCHES * SIZES[-1] // num_bytes // 8)
-    seconds, cpu = [], process_time()
+    seconds, sender_cpu, cpu = [], peer.cpu_s(), process_time()
     for _ in range(calls):
         begin = perf_counter()
         call()
         seconds.append(perf_counter() - begin)
-    cpu = process_time() - cpu
-    return Rate(bytes_per_s=num_bytes / min(seconds), cpu_s_per_gb=cpu / (calls * num_bytes / 1e9))
+    cpu, sender_cpu = process_time() - cpu, peer.cpu_s() - sender_cpu
+    gigabytes = calls * num_bytes / 1e9
+    return Rate(bytes_per_s=num_bytes / min(seconds), cpu_s_per_gb=cpu / gigabytes, sender_cpu_s_per_gb=sender_cpu / gigabytes)
 
 
 def _hand_offs(client: PartClient, endpoint: str, tickets: list[str]) -> list[float]:
@@ -209,6 +230,10 @@ def _hand_offs(client: PartClient, endpoint: str, tickets: list[str]) -> list[fl
 
 def _best(rates: Mapping[int, list[Rate]]) -> dict[int, Rate]:
     return {
-        size: Rate(bytes_per_s=max(r.bytes_per_s for r in of), cpu_s_per_gb=min(r.cpu_s_per_gb for r in of))
+        size: Rate(
+            bytes_per_s=max(rate.bytes_per_s for rate in of),
+            cpu_s_per_gb=min(rate.cpu_s_per_gb for rate in of),
+            sender_cpu_s_per_gb=min(rate.sender_cpu_s_per_gb for rate in of),
+        )
         for size, of in rates.items()
     }

@@ -84,13 +84,15 @@ def test_transports_are_measured_between_two_processes(encrypted: bool) -> None:
     assert set(figures.rates) | set(figures.impossible) == set(TRANSPORTS)
     for rates in (figures.raw, *figures.rates.values(), *figures.single.values()):
         assert all(rate.bytes_per_s > 0 for rate in rates.values())
+    for rates in (figures.raw, figures.rates["flight"]):
+        assert all(rate.cpu_s_per_gb > 0 and rate.sender_cpu_s_per_gb > 0 for rate in rates.values())
     assert set(figures.hand_off_s) <= set(figures.write_s) == {MIB // 4, MIB}
 
 
 def test_a_network_transport_far_below_a_raw_socket_is_itself_the_bottleneck() -> None:
     figures = bench_transport.TransportFigures(
-        raw={MIB: Rate(bytes_per_s=4e9, cpu_s_per_gb=0.2)},
-        rates={"flight": {MIB: Rate(bytes_per_s=1e9, cpu_s_per_gb=0.5)}},
+        raw={MIB: Rate(bytes_per_s=4e9, cpu_s_per_gb=0.2, sender_cpu_s_per_gb=0.2)},
+        rates={"flight": {MIB: Rate(bytes_per_s=1e9, cpu_s_per_gb=0.5, sender_cpu_s_per_gb=0.5)}},
         single={},
         hand_off_s={},
         write_s={MIB: 1e-4},
