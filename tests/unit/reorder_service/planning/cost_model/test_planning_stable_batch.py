@@ -1,5 +1,6 @@
 """b_min: when batches divide the stages alike, and what the user of a smaller batch is told."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,11 @@ from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.cost_model.stable_batch import (
     NUM_TRIALS,
+    distance_to_edge,
     divide_stages,
+    failure_bound,
+    num_trials,
+    seen_divisions,
     small_batch_warning,
     smallest_stable_batch,
 )
@@ -98,6 +103,57 @@ def test_the_same_seed_gives_the_same_size(seed: int) -> None:
 def test_no_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one sample"):
         smallest_stable_batch(np.ones((2, 0)), 4)
+
+
+@pytest.mark.parametrize(("alpha", "error", "trials"), [(0.05, 0.05, 59), (0.01, 0.05, 90), (0.05, 0.01, 299)])
+def test_trials_for_a_confidence(alpha: float, error: float, trials: int) -> None:
+    assert num_trials(alpha, error) == trials
+    assert (1 - error) ** trials <= alpha < (1 - error) ** (trials - 1)
+    with pytest.raises(ValueError, match="alpha must be between 0 and 1"):
+        num_trials(1.0, error)
+
+
+def test_sizes_grow_by_the_factor_of_the_tables() -> None:
+    seconds = np.stack([np.random.default_rng(1).lognormal(0, 1, 2048), np.full(2048, 1.6)])
+    doubled, by_four = (smallest_stable_batch(seconds, 8, growth=growth) for growth in (2, 4))
+    assert doubled is not None
+    assert by_four in (4**power for power in range(8))
+    assert by_four >= doubled / 2
+
+
+def test_the_mean_of_ratios_is_another_proportion() -> None:
+    """Work of sums is 9 : 3, the mean of the samples' ratios 0.45 : 0.55 (eq. C.1)."""
+    seconds = np.array([[9.0, 0.0], [1.0, 2.0]])
+    assert max(seen_divisions(seconds, 8, 4096)) == (6, 2)
+    assert max(seen_divisions(seconds, 8, 4096, mean_of_ratios=True)) == (4, 4)
+
+
+def test_all_divisions_of_a_size_are_shown_the_most_frequent_first() -> None:
+    seconds = np.array([[3.0, 1.0, 0.0], [1.0, 1.0, 2.0]])
+    seen = seen_divisions(seconds, 4, 1)
+    assert set(seen) == {(3, 1), (2, 2), (1, 3)}
+    assert sum(seen.values()) == NUM_TRIALS + 1
+    assert list(seen.values()) == sorted(seen.values(), reverse=True)
+    assert list(seen_divisions(np.ones((2, 5)), 8, 4)) == [(4, 4)]
+
+
+@given(st.integers(0, 58))
+def test_so_few_failures_are_as_unlikely_as_the_bound_says(failures: int) -> None:
+    bound = failure_bound(failures, 59)
+    seen = sum(math.comb(59, i) * bound**i * (1 - bound) ** (59 - i) for i in range(failures + 1))
+    assert seen == pytest.approx(0.05, rel=1e-6)
+
+
+def test_no_failure_in_59_trials_bounds_the_error_by_5_percent() -> None:
+    assert 0.049 < failure_bound(0, 59) < 0.05
+    assert failure_bound(59, 59) == 1.0
+
+
+def test_how_far_the_next_division_is() -> None:
+    """8 stages: halves change at 4.5 of them, which is where 9 : 7 lies already."""
+    assert distance_to_edge(np.ones((2, 3)), 8) == pytest.approx(0.5 / 8, abs=2e-3 / 8)
+    assert distance_to_edge(np.array([[9.0], [7.0]]), 8) < 2e-3 / 8
+    assert distance_to_edge(np.ones((1, 3)), 8) == 1.0
 
 
 def batch_of(stages: dict[str, int], seconds: dict[str, np.ndarray], **execution: object) -> Batch:

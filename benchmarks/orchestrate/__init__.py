@@ -1,0 +1,1 @@
+"""Searches for a placement: how fast they are, and what they find, beside what is published."""
