@@ -3,7 +3,8 @@
 Llama 3 in three sizes on sequences of 8,192 tokens, ViT-Huge in front, and behind it a generator. The layers of DiT-XL, with the
 weights of Stable Diffusion 2.1, stand in for its U-Net: both take about 0.9e12 operations for the forward of 512 x 512 pixels.
 The images of a sample are drawn: LAION-400M's numbers of images in a sequence are published as a picture only. An image of
-512 x 512 is 1,024 positions of the encoder, one of 1024 x 1024 in the generator 4,096.
+512 x 512 is 1,024 positions of the encoder, one of 1024 x 1024 in the generator 4,096. Encoder and generator run with activation
+checkpointing: DistTrain trains each on one GPU, which a pipeline's depth of microbatches would not fit without.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ LLAMA: Mapping[str, TransformerShape] = {
 """Table 1."""
 MODELS: Mapping[str, tuple[str, int]] = {"MLLM-9B": ("7b", 1024), "MLLM-15B": ("13b", 1024), "MLLM-72B": ("70b", 4096)}
 """By name: the LLM, and the positions of a generated image."""
+MEGATRON_STAGES = {"MLLM-9B": 1, "MLLM-15B": 2, "MLLM-72B": 10}
+"""Stages of the LLM that DistTrain gives Megatron-LM (8.1), with 8 slices, and one stage each of encoder and generator."""
 
 
 def demand_of(model: str, gpus: int, global_batch: int, frozen: tuple[str, ...] = ()) -> Demand:
@@ -46,7 +49,7 @@ def demand_of(model: str, gpus: int, global_batch: int, frozen: tuple[str, ...] 
     text = np.full(NUM_SAMPLES, float(SEQUENCE))
     units = (
         counted_unit("encoder", VISION_SHAPES["vit-h"], images * IMAGE_POSITIONS, IMAGE_POSITIONS, cluster, frozen),
-        counted_unit(LLM, LLAMA[llm], text, SEQUENCE, cluster, frozen, causal=True),
+        counted_unit(LLM, LLAMA[llm], text, SEQUENCE, cluster, frozen, checkpointing=False),
         counted_unit(
             GENERATOR, GENERATOR_SHAPES["dit-xl"], images * generated, generated, cluster, frozen, parameters=WEIGHTS_OF_SD
         ),
@@ -62,23 +65,25 @@ def counted_unit(
     cluster: Cluster,
     frozen: tuple[str, ...] = (),
     *,
-    causal: bool = False,
     parameters: float | None = None,
+    checkpointing: bool = True,
 ) -> UnitDemand:
-    """A stack on (n,) positions of each sample, which attend to each other in segments of so many.
+    """A stack on (n,) positions of each sample, which attend to each other in segments of so many: causally in an LLM.
 
-    A layer's slices sum their outputs twice in the forward and twice in the backward, by rings. A learning unit's backward is
-    twice its forward; so that both together have four sums, a forward of three counts 4/3.
+    A layer's slices sum their outputs by rings, twice in each of the forward, its re-run and the gradients of inputs. The demand
+    counts a backward as a multiple of the forward, so the forward has the sums' share of both.
     """
-    attention = 4.0 * segment * shape.width * (0.5 if causal else 1.0)
+    attention = 4.0 * segment * shape.width * (0.5 if name == LLM else 1.0)
     operations = positions * (shape.layers * (2.0 * shape.layer_weights + attention) + 2.0 * shape.width * shape.vocab)
     is_frozen = name in frozen
-    factor = 2.0 if not is_frozen else (0.0 if name == "encoder" else 1.0)
+    has_backward = not is_frozen or name in (LLM, GENERATOR)
+    factor = has_backward * (2.0 - is_frozen + checkpointing)
+    sums = 2.0 + has_backward * (2.0 + 2.0 * checkpointing)
     seconds, kept = {}, {}
     for tp in WIDTHS:
-        summed = shape.layers * 4.0 / (1.0 + factor) * 2.0 * (tp - 1) / tp * 2.0 * shape.width * positions
+        summed = shape.layers * sums / (1.0 + factor) * 2.0 * (tp - 1) / tp * 2.0 * shape.width * positions
         seconds[tp] = operations / tp / (cluster.flops_per_s * cluster.efficiency) + summed / cluster.intra_node_bytes_per_s
-        kept[tp] = positions * kept_bytes(shape, Keeping(tp=tp, frozen=is_frozen))
+        kept[tp] = positions * kept_bytes(shape, Keeping(tp=tp, frozen=is_frozen, checkpointing=checkpointing))
     return UnitDemand(
         name=name,
         layers=shape.layers,

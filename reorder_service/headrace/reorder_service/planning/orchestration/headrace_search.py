@@ -29,11 +29,14 @@ _QUICK = "orchmllm"
 _QUICK_ONES = (_QUICK, "entrain", "disttrain")
 """What `auto` chooses among in large global batches."""
 _LARGE = 512
-"""Samples of a global batch from which on not all strategies are tried: those that search take a good part of a second."""
+"""Samples of a global batch above which not all strategies are tried, as those that search take a good part of a second, and half
+as many batches sort out: large ones differ less."""
 _ROUNDS = ((2, 20), (4, ALTERNATIVES + 2))
 """Batches that a round judges by, and candidates that it leaves."""
 _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
+_COLOCATED = 2
+"""Colocated candidates that a round leaves at most."""
 _LOOKED_AT = 4000
 """Layouts, the fastest first, of which the memory is estimated."""
 _ROOM = 0.8
@@ -81,16 +84,15 @@ def search(
         raise ValueError(
             f"{demand.cluster.num_gpus} GPUs are too few for {', '.join(demand.unit_names)}: take more GPUs, or a smaller model"
         )
-    num_simulated = 0
+    num_simulated, fewer = 0, 1 if demand.global_batch <= _LARGE else 2
     for count, left in _ROUNDS:
-        judged = _judged(demand, pool, batches[:count], dict.fromkeys(map(_key, pool), _QUICK), seed, advance)
-        num_simulated += len(judged) * min(count, num_batches)
-        kept = [judgement.candidate for judgement in sorted(judged, key=lambda one: one.key)[:left]]
+        few = batches[: count // fewer]
+        judged = _judged(demand, pool, few, dict.fromkeys(map(_key, pool), _QUICK), seed, advance, quick=True)
+        num_simulated += len(judged) * len(few)
+        kept = _kept(sorted(judged, key=lambda one: one.key), left)
         pool = _together(kept, others.values())
     strategies = {_key(candidate): _strategy(demand, candidate, batches[:1], strategy, seed) for candidate in pool}
-    compared = sorted(
-        _judged(demand, pool, batches[:_COMPARED], strategies, seed, advance, lighten=True), key=lambda one: one.key
-    )
+    compared = sorted(_judged(demand, pool, batches[: _COMPARED // fewer], strategies, seed, advance), key=lambda one: one.key)
     if not compared:
         raise ValueError(
             f"no plan of strategy {strategy!r} can be run with schedule {demand.schedule!r}: take another of the two"
@@ -104,7 +106,8 @@ def search(
     ]
     if not final:
         raise ValueError(f"no plan of all {num_batches} batches can be run with schedule {demand.schedule!r}: take another")
-    num_simulated += len(compared) * min(_COMPARED, num_batches) + len(final) * max(0, num_batches - _COMPARED)
+    few = batches[: _COMPARED // fewer]
+    num_simulated += len(compared) * len(few) + len(final) * (num_batches - len(few))
     final.sort(key=lambda one: one.key)
     best = replace(final[0], candidate=replace(final[0].candidate, search=NAME))
     by_key = {_key(one.candidate): one for one in final}
@@ -203,13 +206,13 @@ def _judged(
     seed: int,
     advance: Advance,
     *,
-    lighten: bool = False,
+    quick: bool = False,
 ) -> list[Judgement]:
     """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule."""
     found = []
     for candidate in candidates:
         try:
-            found.append(judge(demand, candidate, batches, strategies[_key(candidate)], seed, lighten=lighten))
+            found.append(judge(demand, candidate, batches, strategies[_key(candidate)], seed, quick=quick))
         except ValueError:
             continue
         finally:
@@ -224,7 +227,7 @@ def _finished(
     rest = batches[judged.steps_s.size :]
     if not len(rest):
         return [judged]
-    more = _judged(demand, [judged.candidate], rest, strategies, seed, advance, lighten=True)
+    more = _judged(demand, [judged.candidate], rest, strategies, seed, advance)
     return [merged(judged, one) for one in more]
 
 
@@ -239,7 +242,7 @@ def _strategy(demand: Demand, candidate: Candidate, batches: Ints, strategy: str
     judged = []
     for name in tried:
         try:
-            judged.append(judge(demand, candidate, batches, name, seed, lighten=False))
+            judged.append(judge(demand, candidate, batches, name, seed, quick=True))
         except ValueError:
             continue
     return min(judged, key=lambda one: one.key).strategy if judged else _QUICK
@@ -248,6 +251,16 @@ def _strategy(demand: Demand, candidate: Candidate, batches: Ints, strategy: str
 def _key(candidate: Candidate) -> str:
     """Return what two candidates have in common that are laid out alike, whoever found them."""
     return f"{candidate.placement} {candidate.microbatches} {dict(candidate.grids)}"
+
+
+def _kept(judged: Sequence[Judgement], most: int) -> list[Candidate]:
+    """Return the first of the judged candidates, of colocated ones only few: these differ in nothing but their microbatches."""
+    kept: list[Candidate] = []
+    for one in judged:
+        colocated = one.candidate.placement == "colocated"
+        if not colocated or sum(other.placement == "colocated" for other in kept) < _COLOCATED:
+            kept.append(one.candidate)
+    return kept[:most]
 
 
 def _together(ours: Iterable[Candidate], others: Iterable[Candidate]) -> list[Candidate]:

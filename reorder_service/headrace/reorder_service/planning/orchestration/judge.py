@@ -19,6 +19,7 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     EXCHANGE,
     IDLE,
     MODEL,
+    PARTS,
     SLICES,
     TRANSFERS,
     WAITING,
@@ -57,16 +58,16 @@ def draw_batches(demand: Demand, count: int, seed: int) -> Ints:
 
 
 def judge(
-    demand: Demand, candidate: Candidate, batches: Ints, strategy: str = AUTO, seed: int = 0, *, lighten: bool = True
+    demand: Demand, candidate: Candidate, batches: Ints, strategy: str = AUTO, seed: int = 0, *, quick: bool = False
 ) -> Judgement:
     """Simulate a candidate on (b, B) global batches, each planned by the strategy.
 
-    lighten: whether a batch whose activations do not fit is planned again under a limit of memory, which takes long. Raises
-    ValueError where no plan of the strategy can be run with the demand's schedule.
+    quick: for sorting out; the time is not taken apart then, and see `simulated`. Raises ValueError where no plan of the strategy
+    can be run with the demand's schedule.
     """
-    steps = [simulated(demand, candidate, rows, strategy, seed, lighten=lighten) for rows in batches]
+    steps = [simulated(demand, candidate, rows, strategy, seed, quick=quick) for rows in batches]
     seconds = np.array([step.step_s for step in steps])
-    parts = _parts(demand, candidate, batches, steps, seconds)
+    parts = dict.fromkeys(PARTS, 0.0) if quick else _parts(demand, candidate, batches, steps, seconds)
     peaks = np.max([step.peaks for step in steps], axis=0)
     chosen = {step.strategy for step in steps}
     return Judgement(
@@ -80,12 +81,16 @@ def judge(
 
 
 def simulated(
-    demand: Demand, candidate: Candidate, rows: Ints, strategy: str = AUTO, seed: int = 0, *, lighten: bool = True
+    demand: Demand, candidate: Candidate, rows: Ints, strategy: str = AUTO, seed: int = 0, *, quick: bool = False
 ) -> Simulated:
-    """Plan and simulate one global batch, given by the (B,) rows of its samples; lighten, and what is raised, as for `judge`."""
+    """Plan and simulate one global batch, given by the (B,) rows of its samples.
+
+    quick: a batch whose activations do not fit is not planned again under a limit of memory, which takes long, and one of
+    colocated ranks is planned by LPT. Raises ValueError as `judge` does.
+    """
     batch = batch_of(demand, candidate, rows, seed)
     if candidate.placement == "colocated":
-        chosen, slots = run_strategy(AUTO, batch)
+        chosen, slots = run_strategy("disttrain" if quick else AUTO, batch)
         return Simulated(
             batch=batch,
             slots=slots,
@@ -98,7 +103,7 @@ def simulated(
         chosen, slots = run_strategy(strategy, batch)
         work = planned_work(batch, slots)
         peaks = peak_memory(work).max(axis=0)
-        if not lighten or (peaks <= _by_stage(candidate, room)).all():
+        if quick or (peaks <= _by_stage(candidate, room)).all():
             return Simulated(batch=batch, slots=slots, strategy=chosen, step_s=simulate(work).iteration_s, peaks=peaks)
     scale = np.array([room[unit] for unit in batch.units])[:, None]
     limited = replace(batch, memory=batch.memory / scale, execution=replace(batch.execution, memory_limit=1.0))
@@ -191,7 +196,7 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simu
         rows = batches[: len(taken)]
         model += least * (1 + unit.backward_factor) * float(unit.forward_s[least][rows].sum())
         work += tp * (1 + unit.backward_factor) * float(unit.forward_s[tp][rows].sum())
-    parts = dict.fromkeys((MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, IDLE), 0.0)
+    parts = dict.fromkeys(PARTS, 0.0)
     for step in taken:
         ideal_s, sent_s = _without_links(candidate, step)
         parts[EXCHANGE] += candidate.gpus * max(0.0, step.step_s - sent_s)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backward_factors import BackwardTimes
@@ -116,6 +116,7 @@ def test_encoders_are_cut_to_the_stage_time_of_the_llm() -> None:
     assert list(loosely_coupled([encoder, llm], 1, 5)) == [(1, 1), (2, 2), (2, 3)]
 
 
+@settings(max_examples=15)
 @given(
     encoder=st.floats(0.3, 8.0),
     factor=st.sampled_from([0.0, 1.0, 2.0]),

@@ -11,7 +11,7 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits, step_s
 from headrace.reorder_service.planning.orchestration.searches import SEARCHES, megatron, ratio
-from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
+from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, demands, unit_of
 
 
 def outcome(name: str, demand: Demand) -> list[Candidate] | str:
@@ -76,6 +76,20 @@ def test_ratio_gives_gpus_in_proportion_to_work() -> None:
     )
     best = ratio.search(demand)[0]
     assert {name: grid.gpus for name, grid in best.grids.items()} == {"encoder": 4, LLM: 12}
+
+
+def test_megatron_with_as_many_stages_as_asked() -> None:
+    demand = Demand(units=(unit_of("encoder", 1.0), unit_of(LLM, 4.0)), cluster=cluster_of(8), global_batch=16)
+    assert {candidate.grids[LLM].pp for candidate in megatron.search(demand, llm_stages=3)} == {3}
+
+
+def test_ratio_gives_a_small_unit_what_its_memory_needs() -> None:
+    """An encoder with a thousandth of the work, which keeps more than a GPU holds."""
+    encoder = unit_of("encoder", 0.004, parameters=1e8, kept=20 * GIB)
+    demand = Demand(units=(encoder, unit_of(LLM, 4.0, parameters=1e8)), cluster=cluster_of(4), global_batch=16)
+    best = ratio.search(demand)[0]
+    assert fits(demand, best)
+    assert best.grids["encoder"].gpus > 1
 
 
 @pytest.mark.parametrize("name", sorted(SEARCHES))

@@ -20,16 +20,18 @@ WIDEST = 8
 """Slices of a layer in DistTrain's experiments."""
 
 
-def search(demand: Demand, microbatch: int = 1) -> list[Candidate]:
+def search(demand: Demand, microbatch: int = 1, *, llm_stages: int | None = None) -> list[Candidate]:
     """Return the fastest numbers of replicas and of the LLM's stages, best first.
 
-    microbatch: samples of a microbatch of an LLM replica. Raises ValueError, in a sentence for the user, if nothing fits.
+    microbatch: samples of a microbatch of an LLM replica. llm_stages: stages of the LLM, if they are not to be chosen. Raises
+    ValueError, in a sentence for the user, if nothing fits.
     """
     llm = next(unit for unit in demand.units if unit.name == LLM)
     node = demand.cluster.gpus_per_node
     tried = []
     for tp in reversed([width for width in widths(llm, node) if width <= WIDEST]):
-        candidates = list(_layouts(demand, llm, tp, microbatch))
+        every = _layouts(demand, llm, tp, microbatch)
+        candidates = [candidate for candidate in every if llm_stages in (None, candidate.grids[LLM].pp)]
         if found := best_first(demand, candidates):
             return found
         tried += candidates

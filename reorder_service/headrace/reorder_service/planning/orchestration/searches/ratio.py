@@ -2,7 +2,8 @@
 
 Each unit gets the share of the GPUs that it has of the operations. Within its share it is laid out as Megatron-LM would do it:
 the LLM in as many slices as a node has GPUs, and in as many stages as its GPUs give; the others in replicas of one GPU, of more
-only where one does not hold them. The proportions hold for the work, but not for what a stage takes once it is cut.
+only where one does not hold them. A share that is too small for a unit's memory grows until it is not. The proportions hold for
+the work, but not for what a stage takes once it is cut.
 """
 
 from __future__ import annotations
@@ -46,25 +47,37 @@ def search(demand: Demand, microbatch: int = 1) -> list[Candidate]:
 
 def _layouts(demand: Demand, gpus: dict[str, int], microbatch: int) -> Iterator[Candidate]:
     llm = next(unit for unit in demand.units if unit.name == LLM)
-    node = demand.cluster.gpus_per_node
+    node, num_gpus = demand.cluster.gpus_per_node, demand.cluster.num_gpus
     tp = max((tp for tp in widths(llm, node) if tp <= min(WIDEST, gpus[LLM])), default=0)
+    if tp == 0:
+        return
     for dp in replica_counts(demand, microbatch):
-        if tp == 0 or dp * tp > gpus[LLM] or any(gpus[unit.name] < widths(unit, node)[0] for unit in demand.units):
-            continue
-        grids = {LLM: UnitGrid(dp=dp, tp=tp, pp=min(llm.layers, gpus[LLM] // (dp * tp)))}
+        depth = min(llm.layers, gpus[LLM] // (dp * tp))
         microbatches = demand.global_batch // (dp * microbatch)
+        grids: dict[str, UnitGrid] = {}
         for unit in demand.units:
             if unit.name != LLM:
-                after = 0 if unit.name == GENERATOR else grids[LLM].pp + (GENERATOR in gpus)
-                grids[unit.name] = _replicated(demand, unit, gpus[unit.name], microbatches, after)
-        yield Candidate(search=NAME, grids={name: grids[name] for name in demand.unit_names}, microbatches=microbatches)
+                after = 0 if unit.name == GENERATOR else depth + (GENERATOR in gpus)
+                shares = range(gpus[unit.name], num_gpus)
+                held = (_replicated(demand, unit, share, microbatches, after, must_hold=True) for share in shares)
+                one = next((grid for grid in held if grid is not None), None)
+                one = one or _replicated(demand, unit, gpus[unit.name], microbatches, after, must_hold=False)
+                if one is not None:
+                    grids[unit.name] = one
+        left = min(gpus[LLM], num_gpus - sum(grid.gpus for grid in grids.values()))
+        if len(grids) == len(demand.units) - 1 and depth >= 1 and left >= dp * tp:
+            grids[LLM] = UnitGrid(dp=dp, tp=tp, pp=min(llm.layers, left // (dp * tp)))
+            grids = {name: grids[name] for name in demand.unit_names}
+            yield Candidate(search=NAME, grids=grids, microbatches=microbatches)
 
 
-def _replicated(demand: Demand, unit: UnitDemand, gpus: int, microbatches: int, after: int) -> UnitGrid:
+def _replicated(
+    demand: Demand, unit: UnitDemand, gpus: int, microbatches: int, after: int, *, must_hold: bool
+) -> UnitGrid | None:
     """Return the replicas that leave the fewest GPUs idle, and of such those of the fewest GPUs; all that hold their memory.
 
     after: stages of the units behind, so far as they are known. A microbatch has a sample for each replica. Where no GPUs hold
-    the memory, the replicas are the largest.
+    the memory, there are none if they must, and else those of most GPUs.
     """
     samples, limit = demand.global_batch // microbatches, usable_bytes(demand.cluster)
     grids = [
@@ -80,6 +93,6 @@ def _replicated(demand: Demand, unit: UnitDemand, gpus: int, microbatches: int, 
         return state + kept * float(stage_share(unit.layers, grid.pp)) <= limit
 
     holding = [grid for grid in grids if holds(grid)]
-    if not holding:
-        return max(grids, key=lambda grid: grid.tp * grid.pp)
-    return min(holding, key=lambda grid: (-grid.gpus, grid.tp * grid.pp, grid.pp))
+    if must_hold or holding:
+        return min(holding, key=lambda grid: (-grid.gpus, grid.tp * grid.pp, grid.pp), default=None)
+    return max(grids, key=lambda grid: grid.tp * grid.pp, default=None)
