@@ -10,7 +10,7 @@ import numpy as np
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.bubbles.coarse_schedule import coarse
 from headrace.reorder_service.planning.bubbles.encoder_plans import EncoderPlan, encoder_plans
-from headrace.reorder_service.planning.bubbles.filled_schedule import BEST_FIT, filled, mappings
+from headrace.reorder_service.planning.bubbles.filled_schedule import BEST_FIT, filled, mappings, reassigned
 from headrace.reorder_service.planning.bubbles.idle_time import communication_time, compute_time
 from headrace.reorder_service.planning.bubbles.layer_kernels import Encoder
 from headrace.reorder_service.planning.bubbles.llm_timeline import LlmPlan, LlmTimeline, time_llm
@@ -20,6 +20,7 @@ from headrace.reorder_service.planning.bubbles.step_bound import least_step_s
 
 _GIB = 1 << 30
 _TOUCH_S = 1e-9
+_TRIES = 16  # reassignments of microbatches, of 20 ms each for 32 microbatches of a large model
 _DIGITS = 9  # to which bounds of plans are compared
 
 
@@ -68,14 +69,15 @@ def plan_bubbles(
         if search.best is not None and search.best.latency_s <= least_s[place] + _TOUCH_S:
             break
         for placed in _quickly(problems[place]):
-            search.consider(placed)
+            if search.consider(placed) and placed.latency_s <= least_s[place] + _TOUCH_S:
+                break
     if search.best is None:
         raise ValueError(
             f"the encoders' activations take {search.excess_bytes / _GIB:.1f} GiB more than a GPU has left; "
             "give it fewer microbatches per step, or the LLM more stages or tensor-parallel ranks"
         )
     if search.best.latency_s > least_step_s(search.best.problem) + _TOUCH_S:
-        for placed in _thoroughly(search.best.problem):
+        for placed in _thoroughly(search.best):
             search.consider(placed)
     return BubblePlan(best=search.best, coarse=search.coarse or search.best, tried=tuple(search.of_plan.values()))
 
@@ -116,22 +118,18 @@ def held_bytes(placed: PlacedEncoders, encoders: Sequence[Encoder]) -> float:
 
 
 def _quickly(problem: Problem) -> Iterator[PlacedEncoders]:
-    """Yield a few schedules of one plan, until one is as fast as any could be."""
-    first = coarse(problem)
-    yield first
-    least_s = least_step_s(problem) + _TOUCH_S
-    if first.latency_s > least_s:
-        for pipeline_of in mappings(problem):
-            placed = filled(problem, pipeline_of)
-            yield placed
-            if placed.latency_s <= least_s:
-                return
-
-
-def _thoroughly(problem: Problem) -> Iterator[PlacedEncoders]:
-    """Yield more schedules of one plan."""
+    """Yield a few schedules of one plan."""
+    yield coarse(problem)
     for pipeline_of in mappings(problem):
-        yield filled(problem, pipeline_of, look=BEST_FIT)
+        yield filled(problem, pipeline_of)
+
+
+def _thoroughly(best: PlacedEncoders) -> Iterator[PlacedEncoders]:
+    """Yield more schedules of the best one's plan."""
+    problem = best.problem
+    yield filled(problem, best.pipeline_of, look=BEST_FIT)
+    for pipeline_of in mappings(problem):
+        yield reassigned(filled(problem, pipeline_of), _TRIES)
     if np.ptp(problem.loads) == 0:
         yield moved(problem)
 
@@ -146,18 +144,20 @@ class _Search:
         self.of_plan: dict[EncoderPlan, PlacedEncoders] = {}
         self.excess_bytes = np.inf
 
-    def consider(self, placed: PlacedEncoders) -> None:
+    def consider(self, placed: PlacedEncoders) -> bool:
+        """Keep a schedule where it is the best so far. Returns whether it fits."""
         plan = placed.problem.plan
         excess = plan.states_bytes + held_bytes(placed, self._encoders) - self._memory_bytes
         if excess > 0:
             self.excess_bytes = min(self.excess_bytes, excess)
-            return
+            return False
         if placed.method == "coarse" and (self.coarse is None or _rank(placed) < _rank(self.coarse)):
             self.coarse = placed
         if plan not in self.of_plan or _rank(placed) < _rank(self.of_plan[plan]):
             self.of_plan[plan] = placed
         if self.best is None or placed.latency_s < self.best.latency_s - _TOUCH_S:
             self.best = placed
+        return True
 
 
 def _rank(placed: PlacedEncoders) -> tuple[float, float]:

@@ -68,14 +68,13 @@ def _blocks(table: KernelTable) -> KernelTable:
 
 def _spread(problem: Problem, table: KernelTable, block_s: Floats) -> Floats:
     """Return (N, k) starts of the kernels in blocks that start at (N, stages)."""
-    starts = np.empty((block_s.shape[0], table.seconds.size))
+    block_of = np.empty(table.seconds.size, np.int64)
+    offsets = np.empty(table.seconds.size)
     block = 0
     for segment in range(table.stage_of.size):
-        offset, filled = 0.0, False
-        for of_branch in table.segments:
-            for kernel in range(of_branch[segment], of_branch[segment + 1]):
-                starts[:, kernel] = block_s[:, block] + offset * problem.loads
-                offset += table.seconds[kernel]
-                filled = True
-        block += filled
+        kernels = np.concatenate([np.arange(of_branch[segment], of_branch[segment + 1]) for of_branch in table.segments])
+        block_of[kernels] = block
+        offsets[kernels] = np.cumsum(table.seconds[kernels]) - table.seconds[kernels]
+        block += kernels.size > 0
+    starts: Floats = block_s[:, block_of] + np.multiply.outer(problem.loads, offsets)
     return starts

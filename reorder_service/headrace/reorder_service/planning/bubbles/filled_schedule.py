@@ -63,6 +63,53 @@ def filled(problem: Problem, pipeline_of: Ints, *, look: int = 0) -> PlacedEncod
     return min(placed, key=lambda one: (one.latency_s, -one.efficiency))
 
 
+def reassigned(placed: PlacedEncoders, tries: int) -> PlacedEncoders:
+    """Improve a filled schedule: as long as that makes the step shorter, a critical pipeline gives a microbatch to another one.
+
+    Critical are the pipelines with the first forward and with the last backward, as far as these lie outside of the LLM's step.
+    They give, or exchange, those microbatches first that are nearest to that end. At most so many schedules are tried.
+    """
+    while tries > 0:
+        better = None
+        for pipeline_of in _reassignments(placed):
+            if tries == 0:
+                break
+            tries -= 1
+            other = filled(placed.problem, pipeline_of)
+            if other.latency_s < placed.latency_s - _TOUCH_S:
+                better = other
+                break
+        if better is None:
+            break
+        placed = better
+    return placed
+
+
+def _reassignments(placed: PlacedEncoders) -> Iterator[Ints]:
+    """Yield (N,) pipelines of microbatches that differ in one of a critical pipeline, from the most promising on."""
+    problem, pipeline_of = placed.problem, placed.pipeline_of
+    begins = placed.forward_s.min(axis=1, initial=np.inf)
+    ends = (placed.backward_s + problem.loads[:, None] * problem.backward.seconds).max(axis=1, initial=-np.inf)
+    for outside, times, sign in ((placed.prefix_s, begins, 1), (placed.suffix_s, -ends, -1)):
+        if outside <= 0:
+            continue
+        critical = int(pipeline_of[times.argmin()])
+        own = np.flatnonzero(pipeline_of == critical)[::sign]
+        first = np.full(problem.plan.pipelines, np.inf)
+        np.minimum.at(first, pipeline_of, times)
+        others = [int(pipeline) for pipeline in np.argsort(-first, kind="stable") if pipeline != critical]
+        for microbatch in own:
+            for other in others:
+                changed = pipeline_of.copy()
+                changed[microbatch] = other
+                yield changed
+                theirs = np.flatnonzero(pipeline_of == other)
+                if theirs.size:
+                    changed = changed.copy()
+                    changed[theirs[np.abs(theirs - microbatch).argmin()]] = critical
+                    yield changed
+
+
 def _ends(problem: Problem, forward_s: Floats) -> Floats:
     """Return (N,) when the last forward kernel of each microbatch is over; -inf if it has none."""
     ends: Floats = (forward_s + problem.loads[:, None] * problem.forward.seconds).max(axis=1, initial=-np.inf)

@@ -172,7 +172,7 @@ def _find(sign: int, ready: float, stream: int, begin: Floats, end: Floats, afte
                 bottom = middle
             else:
                 top = middle - 1
-        return bottom
+        return int(bottom)
     while bottom < top:  # the first original interval that ends behind it, and what was split off it
         middle = (bottom + top) // 2
         if end[middle] >= -ready:
@@ -182,7 +182,7 @@ def _find(sign: int, ready: float, stream: int, begin: Floats, end: Floats, afte
     node = bottom
     while after[node] >= num_intervals and begin[after[node]] < -ready:
         node = after[node]
-    return node
+    return int(node)
 
 
 @kernel

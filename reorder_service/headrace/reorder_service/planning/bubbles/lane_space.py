@@ -77,12 +77,12 @@ class LaneSpace:
 
         starts: (N, k), of which the microbatch's row is filled in; where it was not placed, with what does not hold.
         """
-        *lists, used = self._lists
+        begin, end, after, before, first, num_intervals, used = self._lists
         self._nodes = int(used[0])
         used[1] = 0
         over = place_one(
-            sign, microbatch, pipeline, release_s, float(self._problem.loads[microbatch]), *self._kernels(table), *lists, used,
-            self._saved, starts,
+            sign, microbatch, pipeline, release_s, float(self._problem.loads[microbatch]), *self._kernels(table),
+            begin, end, after, before, first, num_intervals, used, self._saved, starts,
         )  # fmt: skip
         if over > limit_s:
             self.take_back()
@@ -108,13 +108,10 @@ def _clipped(idle: IdleTime, first_s: Floats, last_s: Floats, part: Part) -> tup
     if part == Part.INSIDE:
         begin, end = np.maximum(idle.begin_s, first_s[stage]), np.minimum(idle.end_s, last_s[stage])
     elif part == Part.OUTSIDE:
-        begin, end = idle.begin_s.copy(), idle.end_s.copy()
         heads, tails = idle.first[:-1], idle.first[1:] - 1
-        end[heads] = np.minimum(end[heads], first_s)
-        begin[tails] = np.maximum(begin[tails], last_s)
-        keep = np.zeros(begin.size, np.bool_)
-        keep[heads] = keep[tails] = True
-        begin, end, stage = begin[keep], end[keep], stage[keep]
+        begin = np.stack([idle.begin_s[heads], np.maximum(idle.begin_s[tails], last_s)], axis=1).ravel()
+        end = np.stack([np.minimum(idle.end_s[heads], first_s), idle.end_s[tails]], axis=1).ravel()
+        stage = np.repeat(np.arange(idle.num_stages), 2)
     else:
         begin, end = idle.begin_s, idle.end_s
     room = end > begin

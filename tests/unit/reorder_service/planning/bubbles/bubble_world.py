@@ -62,6 +62,12 @@ def kernels(draw: st.DrawFn, most: int, *, communicates: bool) -> LayerKernels:
     return LayerKernels.of([(kind if communicates else "compute", t / 10) for kind, t in zip(kinds, tenths, strict=True)])
 
 
+def drawn_kernels(rng: np.random.Generator, count: int) -> LayerKernels:
+    """So many kernels of 0.1 to 1.2 s, two of five of which communicate; the first computes."""
+    kinds = ["compute", *rng.choice(["communicate", "compute"], count - 1, p=[0.4, 0.6])]
+    return LayerKernels.of([(str(kind), int(rng.integers(1, 13)) / 10) for kind in kinds])
+
+
 @st.composite
 def layers(draw: st.DrawFn, *, communicates: bool, most: int = 4) -> Passes:
     return Passes(forward=draw(kernels(most, communicates=communicates)), backward=draw(kernels(most, communicates=communicates)))

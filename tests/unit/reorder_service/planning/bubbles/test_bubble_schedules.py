@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -12,12 +13,12 @@ from hypothesis import strategies as st
 from headrace.reorder_service.planning.bubbles.bubble_planner import held_bytes, make_problem, plan_bubbles
 from headrace.reorder_service.planning.bubbles.coarse_schedule import coarse
 from headrace.reorder_service.planning.bubbles.encoder_plans import encoder_plans
-from headrace.reorder_service.planning.bubbles.filled_schedule import BEST_FIT, filled, mappings
+from headrace.reorder_service.planning.bubbles.filled_schedule import BEST_FIT, filled, mappings, reassigned
 from headrace.reorder_service.planning.bubbles.idle_time import Bubble
-from headrace.reorder_service.planning.bubbles.layer_kernels import Encoder
+from headrace.reorder_service.planning.bubbles.layer_kernels import Encoder, Passes
 from headrace.reorder_service.planning.bubbles.llm_timeline import LlmPlan, time_llm
 from headrace.reorder_service.planning.bubbles.moved_schedule import moved
-from headrace.reorder_service.planning.bubbles.placed_encoders import COMMUNICATE, PlacedEncoders, Problem
+from headrace.reorder_service.planning.bubbles.placed_encoders import COMMUNICATE, Problem
 from headrace.reorder_service.planning.bubbles.step_bound import least_step_s
 from tests.unit.reorder_service.planning.bubbles.bubble_world import (
     ENCODER_LAYER,
@@ -25,6 +26,7 @@ from tests.unit.reorder_service.planning.bubbles.bubble_world import (
     NEAR,
     ROOMY,
     check,
+    drawn_kernels,
     encoder,
     llm_plan,
     passes,
@@ -37,7 +39,7 @@ def problem_of(llm: LlmPlan, encoders: list[Encoder], stages: int, tensor: int =
     return make_problem(llm, time_llm(llm), encoders, plan)
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(problems())
 def test_the_first_and_the_filled_schedule_are_sound(problem: Problem) -> None:
     """And neither is faster than the bound of the plan."""
@@ -90,7 +92,7 @@ def test_an_encoder_that_fits_costs_nothing_and_one_that_does_not_is_in_front_an
     llm = llm_plan(LLM_LAYER)
     small = plan_bubbles(llm, [encoder(2, layer={1: passes([("compute", 0.3)], [("compute", 0.3)])})], ROOMY)
     assert small.best.latency_s == small.llm_s
-    assert small.best.efficiency == 1.0
+    assert small.best.efficiency == pytest.approx(1.0)
     assert small.best.prefix_s == small.best.suffix_s == 0.0
     large = plan_bubbles(llm, [encoder(2, layer={1: passes([("compute", 15.0)], [("compute", 15.0)])})], ROOMY).best
     check(large)
@@ -179,7 +181,7 @@ def test_what_encoders_hold_while_they_run_ahead_has_to_fit() -> None:
         plan_bubbles(llm, [vision], 1 * gib)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(problems(equal=True))
 def test_the_plan_is_the_best_of_all_and_the_same_every_time(problem: Problem) -> None:
     encoders = [encoder(4, layer={1: ENCODER_LAYER, 2: ENCODER_LAYER})]
@@ -191,8 +193,13 @@ def test_the_plan_is_the_best_of_all_and_the_same_every_time(problem: Problem) -
     assert np.array_equal(plan.best.backward_s, again.best.backward_s)
 
 
-def best_of(problem: Problem, pipelines: list[np.ndarray]) -> PlacedEncoders:
-    return min((filled(problem, pipeline_of) for pipeline_of in pipelines), key=lambda one: one.latency_s)
+def least_s(problem: Problem, pipelines: Iterable[np.ndarray]) -> float:
+    return min(filled(problem, pipeline_of).latency_s for pipeline_of in pipelines)
+
+
+def every_assignment(problem: Problem) -> Iterator[np.ndarray]:
+    pipelines = range(problem.plan.pipelines)
+    return (np.array(one) for one in itertools.product(pipelines, repeat=problem.llm.microbatches))
 
 
 @pytest.mark.parametrize("stages", [2, 3])
@@ -201,9 +208,31 @@ def test_marginal_assignment_is_as_good_as_every_assignment(stages: int, all_gat
     """Two and three pipelines, five microbatches: of all assignments, hence of all partitions, none makes the step shorter."""
     llm = llm_plan(LLM_LAYER, stages=stages, layers=stages, microbatches=5, all_gather_s=all_gather_s, reduce_scatter_s=1.0)
     problem = problem_of(llm, [encoder(3)], stages=1)
-    ours = best_of(problem, list(mappings(problem)))
-    every = [np.array(one) for one in itertools.product(range(problem.plan.pipelines), repeat=5)]
-    assert ours.latency_s <= best_of(problem, every).latency_s + NEAR
+    assert least_s(problem, mappings(problem)) <= least_s(problem, every_assignment(problem)) + NEAR
+
+
+def test_reassignment_finds_nearly_every_best_assignment_and_beats_every_partition_of_algorithm_2() -> None:
+    """Two pipelines, four microbatches, kernels from 0.1 to 1.2 s: marginal assignment alone is at most 10 % from the best of
+    all assignments, and with a few reassignments it is nearly always the best. No partition makes algorithm 2 faster."""
+    rng = np.random.default_rng(5)
+    alone, both = [], []
+    for _ in range(20):
+        layer = Passes(forward=drawn_kernels(rng, 4), backward=drawn_kernels(rng, 4))
+        exchange = {"all_gather_s": float(rng.integers(0, 6)), "reduce_scatter_s": float(rng.integers(0, 6))}
+        vision = encoder(3, layer={1: Passes(forward=drawn_kernels(rng, 3), backward=drawn_kernels(rng, 3))})
+        problem = problem_of(llm_plan(layer, **exchange), [vision], stages=1)
+        least = least_s(problem, every_assignment(problem))
+        improved = min(
+            (reassigned(filled(problem, pipeline_of), 24) for pipeline_of in mappings(problem)), key=lambda one: one.latency_s
+        )
+        check(improved)
+        alone.append(least_s(problem, mappings(problem)) / least)
+        both.append(improved.latency_s / least)
+        partitions = (np.array([first, 4 - first]) for first in range(5))
+        assert improved.latency_s <= min(moved(problem, partition).latency_s for partition in partitions) + NEAR
+    assert max(alone) <= 1.1
+    assert sum(ratio <= 1 + NEAR for ratio in both) >= 18
+    assert max(both) <= 1.03
 
 
 def test_loads_and_transfers_that_cannot_be_are_refused() -> None:

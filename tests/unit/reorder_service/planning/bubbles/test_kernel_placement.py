@@ -20,7 +20,7 @@ from tests.unit.reorder_service.planning.bubbles.bubble_world import NEAR, ROOMY
 from tests.unit.reorder_service.planning.bubbles.placement_twin import TwinSpace, least_by_any_order
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(problems(), st.sampled_from([EARLY, LATE]), st.sampled_from([0, 3]), st.data())
 def test_kernels_are_placed_as_defined(problem: Problem, sign: int, look: int, data: st.DataObject) -> None:
     """In any order, into any pipelines: each kernel into the first room, or the best of a few, in its stream."""
@@ -40,7 +40,7 @@ def test_kernels_are_placed_as_defined(problem: Problem, sign: int, look: int, d
     assert reached == pytest.approx(twin_reached, abs=NEAR)
 
 
-@settings(max_examples=50)
+@settings(max_examples=40)
 @given(problems(), st.booleans())
 def test_the_next_microbatch_goes_where_the_end_moves_least(problem: Problem, limited: bool) -> None:
     """Marginal assignment, by trying every pipeline that has quota left."""
@@ -67,6 +67,7 @@ def test_the_next_microbatch_goes_where_the_end_moves_least(problem: Problem, li
     assert reached == pytest.approx(twin_reached, abs=NEAR)
 
 
+@settings(max_examples=40)
 @given(problems(), st.sampled_from([EARLY, LATE]))
 def test_what_is_taken_back_leaves_no_trace(problem: Problem, sign: int) -> None:
     """A microbatch that was placed and taken back, between two others, changes nothing."""
