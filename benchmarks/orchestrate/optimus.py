@@ -171,10 +171,13 @@ def _table_6(name: str, shapes: Sequence[Shape], at_best: float) -> Row:
 
 
 def _megatron_s(plan: LlmPlan, shapes: Sequence[Shape]) -> float:
-    """Seconds of a step of 1F1B in which the first stage has the encoders in front of its share of the LLM."""
-    layers = [encoder(shape).layer[8] for shape in shapes for _ in range(shape.layers)]
-    llm_layers = [llm_layer(GPT_175B)] * (plan.layers // plan.stages)
-    return _pipeline_s(plan, [layers + llm_layers if stage == 0 else llm_layers for stage in range(plan.stages)], 1)
+    """Seconds of a step of 1F1B without chunks whose first stage has all encoders. The LLM's layers are cut so that stages are as
+    even as they can be then, by operations: the paper says where encoders are, and not how many layers stand behind them."""
+    of_encoders = [encoder(shape).layer[8] for shape in shapes for _ in range(shape.layers)]
+    operations = [sum(shape.layers * shape.layer_operations for shape in shapes)] + [GPT_175B.layer_operations] * plan.layers
+    bounds = partition(operations, plan.stages)
+    llm_layers = [[llm_layer(GPT_175B)] * (high - low) for low, high in itertools.pairwise(bounds)]
+    return _pipeline_s(plan, [[*of_encoders, *llm_layers[0][1:]], *llm_layers[1:]], 1)
 
 
 def _balanced_s(setting: Published) -> float:

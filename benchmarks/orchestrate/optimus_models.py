@@ -13,6 +13,7 @@ What is assumed beyond that:
 * Other shapes take times in proportion to operations (compute) and widths (communication). On fewer tensor-parallel ranks t, a
   kernel computes 8 / t times as long, and communicates in proportion to (t - 1) / t.
 * Exchanges of data parallelism take table 1's 0.167 and 0.458 s for GPT-175B, and in proportion to parameters per GPU else.
+* Encoder kernels take as long beside kernels of the LLM as alone, and nothing passes between two kernels.
 * A GPU has 80 GB. Activations are 34 bytes per position and width in every layer (Korthikanti et al. 2022), over 8 ranks.
 """
 

@@ -20,7 +20,8 @@ from headrace.reorder_service.planning.bubbles.step_bound import least_step_s
 
 _GIB = 1 << 30
 _TOUCH_S = 1e-9
-_TRIES = 16  # reassignments of microbatches, of 20 ms each for 32 microbatches of a large model
+_FEWEST_TRIES, _MOST_TRIES = 4, 24  # reassignments of microbatches
+_TRIED_KERNELS = 400_000  # as many tries as place so many kernels: a fraction of a second
 _DIGITS = 9  # to which bounds of plans are compared
 
 
@@ -128,8 +129,10 @@ def _thoroughly(best: PlacedEncoders) -> Iterator[PlacedEncoders]:
     """Yield more schedules of the best one's plan."""
     problem = best.problem
     yield filled(problem, best.pipeline_of, look=BEST_FIT)
+    kernels = problem.llm.microbatches * sum(table.seconds.size for table in problem.tables())
+    tries = min(_MOST_TRIES, max(_FEWEST_TRIES, _TRIED_KERNELS // kernels))
     for pipeline_of in mappings(problem):
-        yield reassigned(filled(problem, pipeline_of), _TRIES)
+        yield reassigned(filled(problem, pipeline_of), tries)
     if np.ptp(problem.loads) == 0:
         yield moved(problem)
 
@@ -155,11 +158,15 @@ class _Search:
             self.coarse = placed
         if plan not in self.of_plan or _rank(placed) < _rank(self.of_plan[plan]):
             self.of_plan[plan] = placed
-        if self.best is None or placed.latency_s < self.best.latency_s - _TOUCH_S:
+        if (
+            self.best is None
+            or placed.latency_s < self.best.latency_s - _TOUCH_S
+            or (plan == self.best.problem.plan and _rank(placed) < _rank(self.best))
+        ):
             self.best = placed
         return True
 
 
 def _rank(placed: PlacedEncoders) -> tuple[float, float]:
     """Order schedules: the fastest first, and of equally fast ones that which hides most."""
-    return placed.latency_s, -placed.efficiency
+    return round(placed.latency_s, _DIGITS), -placed.efficiency
