@@ -1,1 +1,1 @@
-"""Searches for a placement: how fast they are, and what they find, beside what is published."""
+"""`make bench-orchestrate`: how models are divided among GPUs, and how soon that is found, beside what papers report."""
