@@ -13,6 +13,9 @@ import socket
 import pytest
 from hypothesis import settings
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; there is a worker for each processor
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

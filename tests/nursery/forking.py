@@ -6,22 +6,25 @@ stdout, and later {"pid", "code"}: its exit code, or minus the signal that ended
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import json
 import os
 import select
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 POLL_S = 0.02
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 
 def serve(run: Callable[..., int]) -> int:
-    """Fork for each order a process that calls `run` with it, until stdin ends. In the nursery 0, in a fork its exit code."""
+    """Fork for each order a process that calls `run` with it, and ends with the code that it returns. 0 once stdin ends."""
     gc.freeze()
     said = b""
     while True:
@@ -35,9 +38,18 @@ def serve(run: Callable[..., int]) -> int:
                 number = order.pop("number")
                 pid = os.fork()
                 if not pid:
-                    return run(**order)
+                    _end(run(**order))
                 _say(number=number, pid=pid)
         _bury()
+
+
+def _end(code: int) -> NoReturn:
+    """End a fork as an interpreter ends, but free nothing: the pages that it shares would be copied for that, in 0.6 s."""
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def _bury() -> None:
