@@ -162,12 +162,13 @@ def _search(args: argparse.Namespace, problem: PlacementProblem, names: list[str
     with ProgressBar() as bar:
         bar.begin("searching", len(names))
         for name in names:
-            start_s = time.perf_counter()
             try:
                 answers[name] = SEARCHES[name](problem.demand)[0]
+                start_s = time.perf_counter()  # the second time counts, when kernels are compiled
+                SEARCHES[name](problem.demand)
+                searched_s[name] = time.perf_counter() - start_s
             except ValueError as err:
                 refused[name] = str(err)
-            searched_s[name] = time.perf_counter() - start_s
             bar.advance(1)
         bar.begin("judging placements", num_judgements(len(answers)))
         start_s = time.perf_counter()

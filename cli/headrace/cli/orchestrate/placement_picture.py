@@ -60,9 +60,17 @@ def draw_placement(out: Path, report: Report) -> Path:
 
 
 def _panel(report: Report) -> Panel:
+    """Return the panel of the first global batch, with the slowest of the replicas whose number every unit has."""
     best = report.found.best
     step = simulated(report.problem.demand, best.candidate, report.found.batches[0], best.strategy)
-    return Panel.of(Outcome.of(plan_of(step.strategy, step.batch), step.batch), _MAX_ROWS)
+    outcome = Outcome.of(plan_of(step.strategy, step.batch), step.batch)
+    whole = min(grid.dp for grid in best.candidate.grids.values())
+    most = max(1, _MAX_ROWS // outcome.plan.topology.num_stages)
+    timeline = outcome.timeline()
+    ends_s = np.zeros(outcome.batch.most_replicas)
+    np.maximum.at(ends_s, timeline.replica, timeline.end_s)
+    slowest = np.argsort(-ends_s[:whole], kind="stable")[:most]
+    return Panel(outcome=outcome, timeline=timeline, replicas=sorted(slowest.tolist()))
 
 
 def _axes(figure: Figure, height_in: float, top_in: float, axes_in: float) -> Axes:

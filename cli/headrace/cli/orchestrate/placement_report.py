@@ -72,6 +72,7 @@ class Report:
                 {**self._row(judgement), "search": judgement.candidate.search, "loses": why_it_loses(judgement, best)}
                 for judgement in self.found.alternatives
             ],
+            "steps_s": best.steps_s.tolist(),
             "time": {part: best.share(part) for part in PARTS},
             "ranks": [_of_rank(rank) for rank in best.ranks],
             "notes": list(self.problem.notes),

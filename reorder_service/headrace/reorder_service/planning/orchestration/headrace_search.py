@@ -31,10 +31,12 @@ _QUICK_ONES = (_QUICK, "entrain", "disttrain")
 _LARGE = 512
 """Samples of a global batch above which not all strategies are tried, as those that search take a good part of a second, and half
 as many batches sort out: large ones differ less."""
-_ROUNDS = ((2, 20), (4, ALTERNATIVES + 2))
+_ROUNDS = ((2, 15), (4, ALTERNATIVES + 2))
 """Batches that a round judges by, and candidates that it leaves."""
 _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
+_VARIED = 5
+"""Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
 """Colocated candidates that a round leaves at most."""
 _LOOKED_AT = 4000
@@ -89,8 +91,10 @@ def search(
         few = batches[: count // fewer]
         judged = _judged(demand, pool, few, dict.fromkeys(map(_key, pool), _QUICK), seed, advance, quick=True)
         num_simulated += len(judged) * len(few)
-        kept = _kept(sorted(judged, key=lambda one: one.key), left)
-        pool = _together(kept, others.values())
+        judged.sort(key=lambda one: one.key)
+        is_last = left == _ROUNDS[-1][1]
+        near = [] if is_last else [one for judgement in judged[:_VARIED] for one in _neighbours(demand, judgement.candidate)]
+        pool = _together(_kept(judged, left), [*others.values(), *near])
     strategies = {_key(candidate): _strategy(demand, candidate, batches[:1], strategy, seed) for candidate in pool}
     compared = sorted(_judged(demand, pool, batches[: _COMPARED // fewer], strategies, seed, advance), key=lambda one: one.key)
     if not compared:
@@ -130,7 +134,7 @@ def search(
 
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
-    rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS
+    rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
     return shortlist + len(MICROBATCHES) + rounds
 
 
@@ -196,6 +200,15 @@ def _colocated(demand: Demand) -> Iterable[Candidate]:
     for count in MICROBATCHES:
         if count == 1 or count * grids[LLM].dp <= demand.global_batch:
             yield Candidate(search=NAME, grids=grids, microbatches=count, placement="colocated")
+
+
+def _neighbours(demand: Demand, candidate: Candidate) -> Iterable[Candidate]:
+    """Yield the same layout with somewhat fewer and somewhat more microbatches, which the estimate cannot tell well apart."""
+    counts = sorted({*MICROBATCHES, candidate.microbatches})
+    place = counts.index(candidate.microbatches)
+    for count in (*counts[max(0, place - 3) : place], *counts[place + 1 : place + 2]):
+        if candidate.placement != "colocated" and count * candidate.grids[LLM].dp <= demand.global_batch:
+            yield replace(candidate, search=NAME, microbatches=count)
 
 
 def _judged(
