@@ -109,7 +109,7 @@ bench-forecast: setup  ## measure live jobs' forecast step time beside what thei
 gpu-check: setup  ## check and measure the trainer on this machine's GPUs, or EMULATED on the CPU where there is none (eight minutes)
 	@$(BIN)/python -m benchmarks.gpu
 
-bench-deployment: setup  ## measure hosts (network namespaces, a quarter of a core each), and what mutual TLS takes; needs root (six minutes)
+bench-deployment: setup  ## measure hosts (network namespaces, a quarter of a core each), and what mutual TLS takes; needs root (ten minutes)
 	@$(BIN)/python -m benchmarks.deployment
 
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)

@@ -19,7 +19,7 @@ from headrace.processes import Process, ProcessGroup
 
 HOSTS_CORE, OTHERS_CORE = "0", "1"
 """The core that all hosts share, and that of the reorder service and the trainer."""
-SKIP_SAMPLES = 128  # of a turn: what was staged while others had theirs, and as much again
+STAGED_SAMPLES = 64  # that the store of a host has room for, and that the trainer fetches ahead
 STAGED_S = 2.0  # after a turn the stores are filled again, which is not to fall into the next one
 
 
@@ -76,7 +76,8 @@ def fleet(photos: Path, on: Sequence[Host], papers: Papers, folder: Path, *, sec
         with _environment(papers.trainer), JobsClient(endpoint) as client:
             job = client.submit(job_spec(photos))
         extra = ["--on-demand", "--transport", "flight", *(f"--watch={process.pid}" for process in started)]
-        command = trainer_command(endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, cores=OTHERS_CORE, extra=extra)
+        skip = 2 * STAGED_SAMPLES * (len(on) + 1)  # what was staged while others had their turns, and as much again
+        command = trainer_command(endpoint, job, skip=skip, seconds=seconds, cores=OTHERS_CORE, extra=extra)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(command, text=True, env={**os.environ, **papers.trainer}, **pipes) as trainer:  # type: ignore[call-overload]
             try:
