@@ -1,6 +1,7 @@
 """For every test: gRPC's own log stays out of the output, commands are started by exec, Ctrl-C is heard, hypothesis draws the
-same examples every time, for as long as they take, transformers finds a torchaudio that loads, what multiprocessing forks is
-forked from a process that has imported torch, tries are counted without a wait, and garbage is sought among what is new."""
+same examples every time, for as long as they take, transformers finds a torchaudio that loads, torch takes one thread, what
+multiprocessing forks is forked from a process that has imported torch, tries are counted without a wait, and garbage is sought
+among what is new."""
 
 from __future__ import annotations
 

@@ -60,10 +60,8 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     node_processes.start_process = start_process  # type: ignore[assignment]
     install(strikes)
     code = command.main(["train", *arguments])
-    if faults:  # at once: to tear down all that the nursery has imported takes longer than a step. Undisturbed nodes do it
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    if not faults:  # an undisturbed node tears down all that the nursery has imported, which takes longer than a step
+        sys.exit(code)
     return code
 
 
