@@ -1,8 +1,8 @@
 """The models of Cornstarch's evaluation (dissertation, tables 3.1 and 3.2), by counted operations.
 
 A sample has 1,024 tokens of text, an image of 1280 x 720 and two minutes of audio; both encoders are merged into one unit, and
-only projectors learn. Qwen2's vision tower has patches of 14 pixels, of which 4 become a token; Phi-4's audio encoder makes a token
-of 8 frames of 10 ms. Widths of MLPs are not published: 4 widths for encoders, and about Llama 3's for the LLMs.
+only projectors learn. Qwen2's vision tower has patches of 14 pixels, of which 4 become a token; Phi-4's audio encoder makes a
+token of 8 frames of 10 ms. Widths of MLPs are not published: 4 widths for encoders, and about Llama 3's for the LLMs.
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from headrace.reorder_service.planning.orchestration.searches import disttrain_e
 from headrace.reorder_service.planning.orchestration.searches.convex_kernels import level_with_gpus
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
 
+pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
+
 sizes = st.floats(0.1, 10.0)
 
 

@@ -13,6 +13,8 @@ from headrace.reorder_service.planning.orchestration.estimate import fits, step_
 from headrace.reorder_service.planning.orchestration.searches import SEARCHES, megatron, ratio
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, demands, unit_of
 
+pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
+
 
 def outcome(name: str, demand: Demand) -> list[Candidate] | str:
     """What a search returns, or the sentence with which it refuses."""

@@ -32,19 +32,30 @@ def level_with_gpus(work: Floats, least: Floats, most: Floats, gpus: float) -> f
     work: (U,). least, most: (U,) GPUs that a unit may have. Infinite if the least are too many. This is the optimum of the convex
     problem for given dp and tp: units take equally long but for those that have their least GPUs, or one that has its most.
     """
-    if least.sum() > gpus:
+    level, needed = 0.0, 0.0
+    for u in range(work.size):
+        level = max(level, work[u] / most[u])
+        needed += least[u]
+    if needed > gpus:
         return np.inf
-    floor: float = (work / most).max()
-    level, is_free = floor, np.ones(work.size, np.bool_)
-    while is_free.any():
-        level = max(floor, work[is_free].sum() / (gpus - least[~is_free].sum()))
-        if level == 0.0:
-            break
-        bound = is_free & (work < least * level * (1 - EVEN))
-        if not bound.any():
-            break
-        is_free &= ~bound
-    return level
+    floor = level
+    is_free = np.ones(work.size, np.bool_)
+    while True:
+        of_free, left = 0.0, gpus
+        for u in range(work.size):
+            if is_free[u]:
+                of_free += work[u]
+            else:
+                left -= least[u]
+        if of_free == 0.0:
+            return level
+        level = max(floor, of_free / left)
+        is_settled = True
+        for u in range(work.size):
+            if is_free[u] and work[u] < least[u] * level * (1 - EVEN):
+                is_free[u] = is_settled = False
+        if is_settled:
+            return level
 
 
 @kernel
@@ -125,10 +136,14 @@ def relaxed(
             width = pairs[0, q] * pairs[1, q]
             work[level] = samples * rates[PAIR_WORK, q] * width
             least[level], most[level] = rates[PAIR_LEAST, q] * width, rates[PAIR_LAYERS, q] * width
-            slowest = max(work[: level + 1].sum() / num_gpus, work[level] / most[level])
+            of_work, needed = 0.0, 0.0
+            for u in range(level + 1):
+                of_work += work[u]
+                needed += least[u]
+            slowest = max(of_work / num_gpus, work[level] / most[level])
             bound = _filling(rates, shape, at, samples, level + 1) / shape[CHUNKS] + (microbatches - 1) * slowest
             is_possible = pairs[0, q] <= samples and (level != llm or pairs[0, q] == replicas) and least[level] <= most[level]
-            if is_possible and least[: level + 1].sum() <= num_gpus and bound <= best:
+            if is_possible and needed <= num_gpus and bound <= best:
                 level += 1
                 if level < num_units:
                     at[level] = first[level]

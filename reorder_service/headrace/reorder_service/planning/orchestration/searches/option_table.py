@@ -28,7 +28,7 @@ from headrace.schedule import SCHEDULES
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OptionTable:
-    """Options of all units, one after the other, ordered by unit and then by GPUs."""
+    """Options of all units, one after the other: those of the LLM by stages, those of each other unit by GPUs."""
 
     sizes: Ints
     """(5, M) unit, dp, tp, pp and GPUs of each option."""
@@ -97,7 +97,8 @@ def _options_of(demand: Demand, unit: UnitDemand, replicas: Ints) -> tuple[Ints,
     ).astype(np.int64)
     gpus = grid.prod(axis=0)
     chosen = np.flatnonzero(gpus <= cluster.num_gpus)
-    chosen = chosen[np.argsort(gpus[chosen], kind="stable")]
+    order = (gpus[chosen], grid[2, chosen]) if unit.name == LLM else (gpus[chosen],)
+    chosen = chosen[np.lexsort(order)]
     (dp, tp, pp), gpus = grid[:, chosen], gpus[chosen]
     seconds = np.zeros(int(slices.max()) + 1)
     kept = np.zeros(seconds.size)

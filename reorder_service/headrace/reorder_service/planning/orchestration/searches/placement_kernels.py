@@ -210,7 +210,7 @@ def _promising(
             lists[unit, number], keys[unit, number] = j, bound
             number += 1
     chosen[unit] = -1
-    ranks = np.argsort(keys[unit, :number], kind="mergesort")
+    ranks = np.argsort(keys[unit, :number])
     lists[unit, :number] = lists[unit, :number][ranks]
     keys[unit, :number] = keys[unit, :number][ranks]
     return number
@@ -246,8 +246,7 @@ def exact(
     bounds = np.full(first[llm + 1] - first[llm], np.inf)
     depth_of_stairs = 0
     others = 0
-    by_depth = np.argsort(sizes[PP, first[llm] : first[llm + 1]], kind="mergesort")
-    for i in by_depth:
+    for i in range(bounds.size):  # in the order of their stages, so that each staircase is filled once
         j = first[llm] + i
         if sizes[DP, j] != replicas or not _may_hold(rates, sizes, shape, usable, llm, j, samples, sizes[PP, j]):
             continue
@@ -263,9 +262,11 @@ def exact(
             slowest = _least_slowest(stage, llm, least, left)
             bounds[i] = _bound(rates, shape, whole, stage, least, chosen, samples, left - others, slowest)
 
-    for i in np.argsort(bounds, kind="mergesort"):
+    while True:
+        i = int(np.argmin(bounds))
         if bounds[i] == np.inf or bounds[i] > best * (1 + EVEN):
             break
+        bounds[i] = np.inf
         chosen[:] = -1
         chosen[llm] = first[llm] + i
         if depth_of_stairs != sizes[PP, chosen[llm]]:
