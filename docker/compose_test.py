@@ -184,7 +184,9 @@ def check_demo(protocol: Protocol, compose: Compose, folder: Path) -> float:
         notes += [summary(inside), f"{ratio:.1f} times as long as on the host"]
     with protocol.check(f"at most {MAX_RATIO:g} times as long as on the host"):
         expect(f"ratio {ratio:.2f} is at most {MAX_RATIO:g}", ratio <= MAX_RATIO, True)
-    with protocol.check("up again: the trainer says that nothing is left to train"):
+    with protocol.check("stopped, up again: the store has kept the job, nothing is left to train"):
+        compose("stop", timeout_s=limit_s)
+        expect("exit code of `up --exit-code-from trainer`", compose_ends(compose, limit_s), 0)
         compose("up", "--detach", timeout_s=limit_s)
         trained(compose, limit_s)
         expect("its words", "was done before: nothing is left to train" in compose("logs", "trainer"), True)
@@ -313,6 +315,15 @@ def trained(compose: Compose, limit_s: float) -> dict[str, Any]:
     expect("exit code of the trainer", run(["docker", "wait", trainer], timeout_s=limit_s).strip(), "0")
     report: dict[str, Any] = json.loads(run(["docker", "logs", trainer]).splitlines()[-1])  # stdout alone, of its last start
     return report
+
+
+def compose_ends(compose: Compose, limit_s: float) -> int:
+    """The exit code of `docker compose up` as the page has it, which ends with the trainer and stops all others."""
+    try:
+        compose("up", "--exit-code-from", "trainer", timeout_s=limit_s)
+    except subprocess.CalledProcessError as err:
+        return err.returncode
+    return 0
 
 
 def steps_committed(compose: Compose, service: str = "reorder") -> int:

@@ -87,6 +87,13 @@ def test_secrets_of_the_kubernetes_page_are_those_of_the_pods() -> None:
     assert made - {"headrace-tls-"} == mounted
 
 
+@pytest.mark.parametrize("path", ["docs/kubernetes.md", "docker/make_papers.sh"])
+def test_the_default_user_of_redis_is_off_and_keeps_its_rights(path: str) -> None:
+    """Redis 7 replays its log as this user: without the rights, a restart drops every transaction."""
+    users = re.findall(r"user default ([^\\\n]*)", (ROOT / path).read_text())
+    assert users == ["off ~* &* +@all"]
+
+
 def test_the_query_of_the_page_is_that_of_the_autoscalers() -> None:
     (scaled,) = [one for one in kustomized(ROOT / "deploy/kubernetes/overlays/keda") if one["kind"] == "ScaledObject"]
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]

@@ -114,3 +114,9 @@ def names_of(registry: Any) -> set[str]:
     for metric in list(registry._collector_to_names):
         names |= set(registry._collector_to_names[metric])
     return names
+
+
+def test_what_ends_by_itself_does_not_end_the_demo() -> None:
+    """`up --exit-code-from trainer` ends with the first container that ends, of those that it is attached to."""
+    ending = {name for name, one in SERVICES.items() if one.get("restart") == "no" and not name.startswith("trainer")}
+    assert ending == {name for name, one in SERVICES.items() if one.get("attach") is False} == {"papers"}

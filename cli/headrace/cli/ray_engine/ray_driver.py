@@ -68,7 +68,10 @@ def _attached(address: str) -> Iterator[list[str]]:
         ray.init(address=address, namespace=NAMESPACE, logging_level="WARNING", log_to_driver=True)
     except ConnectionError as err:
         what = "no Ray cluster runs on this machine" if address == "auto" else f"no Ray cluster answers at {address}"
-        raise EndpointError(f"{what}: start one by `ray start --head`, or name one by --address HOST:PORT") from err
+        raise EndpointError(
+            f"{what}: start one by `ray start --head`, name one by --address HOST:PORT, or, where it asks for a token of its "
+            "own, set RAY_AUTH_MODE=token and have `ray get-auth-token` tell that token here, too"
+        ) from err
     except (RuntimeError, ValueError) as err:
         raise UserError(f"cannot attach to the Ray cluster at {address}: {' '.join(str(err).split())}") from err
     try:

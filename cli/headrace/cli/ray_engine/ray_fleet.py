@@ -157,4 +157,6 @@ class RayFleet:
         if since and now_s - max(min(since), self._said_pending_s) > PENDING_S:
             self._said_pending_s = now_s
             needs = {"CPU": self._settings.cpus, **self._settings.resources}
-            self._say("pending", preprocessors=len(since), needs=needs, why="Ray has no node free for them so far")
+            self._say(
+                "pending", preprocessors=len(since), needs=needs, why="Ray has no node free for them, or takes long to start them"
+            )

@@ -154,7 +154,7 @@ class ScalingPolicy:
         wanted = min(count, max(most, enough))
         waited_s = now_s - max(self._since_s, self._recent[0][0])
         if wanted == count:
-            return count, f"{why}; {count - 1} were too few" if enough == count else why
+            return count, f"{why}; {count - 1} were too few" if alike and enough == count else why
         if waited_s < self._cool_down_s:
             return count, f"{why}; {wanted} if that lasts for {self._cool_down_s - waited_s:.0f} s more"
         return wanted, why

@@ -254,3 +254,7 @@ def test_the_fewest_are_kept_once_the_trainer_has_gone_and_not_before_the_cool_d
     assert run.gone[0] == last
     assert run.gone[-1] == 1
     assert len(list(itertools.takewhile(lambda wanted: wanted == last, run.gone))) >= COOL_DOWN_S / INTERVAL_S - 2
+
+
+def test_the_last_preprocessor_is_not_said_to_be_kept_for_what_was_never_tried() -> None:
+    assert policy().decide(load(1, busy=0.0), 0.0).why == "because"
