@@ -189,10 +189,11 @@ def _written(args: argparse.Namespace, problem: PlacementProblem, report: Report
     from headrace.cli.orchestrate.placement_files import write_files
 
     found = report.found
-    judged: list[Judgement] = [found.best, *found.alternatives, *found.answers.values()]
-    pipelines = [one for one in judged if one.candidate.placement != "colocated" and one.fits]
+    others = sorted(found.answers.values(), key=lambda one: one.key)
+    ranked: list[Judgement] = [found.best, *found.alternatives, *others]
+    pipelines = (one for one in ranked if one.candidate.placement != "colocated" and one.fits)
     with writing(args.out):
-        return write_files(args.out, problem, found.best, min(pipelines, key=lambda one: one.key, default=None), found.batches)
+        return write_files(args.out, problem, found.best, next(pipelines, None), found.batches)
 
 
 def _print(report: Report, files: PlacementFiles, picture: Path | None) -> None:

@@ -81,6 +81,7 @@ def test_the_commands_can_be_read(pipelines: tuple[dict[str, Any], Path]) -> Non
     assert emulate[:2] == ["headrace", "train"]
     args = parser.parse_args(emulate[2:])
     assert args.emulate == str(out / "costs.parquet")
+    assert args.microbatches == report["searches"][0]["microbatches"], "it is the best that is emulated"
     table = read_cost_table(args.emulate)
     assert len(table.sample_ids) == 2 * args.batch == 32
     launch = shlex.split(report["commands"]["launch"])
