@@ -229,7 +229,10 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
 
 
 def launch_command(out: Path, problem: PlacementProblem, candidate: Candidate) -> str:
-    """Return the command that starts the trainers of a node, beside a reorder service and preprocessors."""
+    """Return the command that starts the trainers of a node, beside a reorder service and preprocessors.
+
+    Colocated ranks run a loop of the user's own, for which the command has a name in capitals, as for the addresses.
+    """
     per_node = problem.demand.cluster.gpus_per_node
     nodes, last = divmod(candidate.gpus, per_node)
     several = [] if candidate.gpus <= per_node else [
@@ -238,7 +241,7 @@ def launch_command(out: Path, problem: PlacementProblem, candidate: Candidate) -
     torchrun = ["torchrun", *several, "--nproc-per-node", str(min(per_node, candidate.gpus))]
     service = ["--endpoint", "SERVICE:7070"]
     if candidate.placement == "colocated":
-        words = [*torchrun, "examples/fsdp_loop.py", *service, "--job", problem.data.spec.name]
+        words = [*torchrun, "YOUR_LOOP.py", *service, "--job", problem.data.spec.name]
     else:
         topology = [] if problem.model in MODEL_SHAPES else ["--topology", str(out / TOPOLOGY)]
         words = [*torchrun, "--no-python", "headrace", "train", *service, "--submit", str(out / JOB), *topology]

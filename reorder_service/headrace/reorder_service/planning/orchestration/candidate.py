@@ -8,9 +8,8 @@ from typing import Literal
 
 from headrace.plan import LLM
 
-Placement = Literal["disaggregated", "replicated", "colocated"]
-"""Where encoders and generator run: on GPUs of their own; on GPUs of their own, but whole in each LLM pipeline's first stage; or
-on all of the LLM's GPUs, before and after it."""
+Placement = Literal["disaggregated", "colocated"]
+"""Where encoders and generator run: on GPUs of their own, or on all of the LLM's GPUs, before and after it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""What a candidate takes by a formula, by which the searches compare: seconds of a step, and memory of every unit's fullest GPU.
+"""What a candidate with pipelines takes by a formula, by which searches compare: seconds of a step, and memory of every unit's
+fullest GPU.
 
 The step is that of DistTrain (section 5.1, eq. 1 and 2) and Entrain (dissertation, eq. 4.2): a microbatch passes all stages once,
 and for each further one the slowest stage passes. Samples count with their mean, so what differs between microbatches is not in
@@ -133,15 +134,12 @@ def step_s(demand: Demand, candidate: Candidate, *, exposed: float = 1.0) -> flo
     """Return the seconds of a step (eq. 4.2): a microbatch through all stages, K - 1 times the slowest, the exchange.
 
     Encoders run side by side, so the longest counts. Interleaved schedules fill the pipeline in a part of the time, as many as
-    there are chunks. exposed: share of the exchange that no backward hides. Colocated units run one after the other, each as a
-    pipeline of its own on all GPUs, and exchange their gradients one after the other.
+    there are chunks. exposed: share of the exchange that no backward hides.
     """
     grids, count = candidate.grids, candidate.microbatches
     whole = microbatch_s(demand, candidate)
     slowest = {unit.name: whole[unit.name] * float(stage_share(unit.layers, grids[unit.name].pp)) for unit in demand.units}
     exchange = [float(exchange_s(unit, demand.cluster, *_sizes(grids[unit.name]))) for unit in demand.units]
-    if candidate.placement == "colocated":
-        return sum(whole[name] / demand.chunks + (count - 1) * slowest[name] for name in grids) + exposed * sum(exchange)
     for unit in demand.units:
         is_last = unit.name == demand.unit_names[-1]
         samples = microbatch_samples(demand, candidate, unit.name)
@@ -152,22 +150,14 @@ def step_s(demand: Demand, candidate: Candidate, *, exposed: float = 1.0) -> flo
 
 
 def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:
-    """Return by unit what the fullest of its GPUs holds of it. GPUs of a colocated candidate hold the sum over its units.
-
-    A colocated encoder or generator keeps one microbatch at a time where the LLM is not a pipeline, and else all of them.
-    """
+    """Return by unit what the fullest of its GPUs holds."""
     grids, count = candidate.grids, candidate.microbatches
     behind = {name: stages_behind(candidate, name) for name in grids}
     deepest = max(behind.values())
     found = {}
     for unit in demand.units:
         grid = grids[unit.name]
-        if candidate.placement != "colocated":
-            held = in_flight(demand, count, behind[unit.name], grid.pp, deepest)
-        elif unit.name == LLM or grids[LLM].pp == 1:
-            held = in_flight(demand, count, grid.pp - 1, grid.pp, grid.pp - 1)
-        else:
-            held = float(count)
+        held = in_flight(demand, count, behind[unit.name], grid.pp, deepest)
         kept = kept_bytes_of_sample(unit, grid.tp) * float(stage_share(unit.layers, grid.pp))
         weights, gradients, optimizer = map(float, _states(unit, *_sizes(grid)))
         found[unit.name] = UnitMemory(
@@ -181,8 +171,7 @@ def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:
 
 def fullest_bytes(demand: Demand, candidate: Candidate) -> float:
     """Return the bytes of the fullest GPU of a candidate."""
-    totals = [memory.total for memory in memory_bytes(demand, candidate).values()]
-    return sum(totals) if candidate.placement == "colocated" else max(totals)
+    return max(memory.total for memory in memory_bytes(demand, candidate).values())
 
 
 def usable_bytes(cluster: Cluster) -> float:

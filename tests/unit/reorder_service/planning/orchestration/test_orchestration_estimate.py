@@ -15,7 +15,6 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate,
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import (
     exchange_s,
-    fullest_bytes,
     in_flight,
     memory_bytes,
     stage_share,
@@ -91,17 +90,6 @@ def test_a_unit_without_backward_keeps_nothing() -> None:
     memory = memory_bytes(demand_of(encoder, unit_of(LLM, 1.0)), candidate_of(8, encoder=(1, 1, 1), llm=(1, 1, 1)))["encoder"]
     assert memory.activations == memory.gradients == memory.optimizer == 0.0
     assert memory.weights == 2e9
-
-
-def test_colocated_units_run_in_turn_and_share_memory() -> None:
-    units = unit_of("encoder", 2.0, trained_share=0.0, kept=GIB), unit_of(LLM, 4.0, trained_share=0.0, kept=GIB)
-    demand = demand_of(*units)
-    alone = candidate_of(4, "colocated", encoder=(2, 1, 1), llm=(2, 1, 1))
-    assert step_s(demand, alone) == pytest.approx(4 * (2.0 + 4.0))
-    assert fullest_bytes(demand, alone) == pytest.approx(2 * 2e9 + 2 * GIB)
-    piped = candidate_of(8, "colocated", encoder=(2, 1, 1), llm=(1, 1, 2))
-    assert memory_bytes(demand, piped)["encoder"].activations == 8 * 0.5 * GIB, "all forwards of the encoder come first"
-    assert memory_bytes(demand, piped)[LLM].activations == 2 * 0.5 * GIB
 
 
 @settings(max_examples=60)

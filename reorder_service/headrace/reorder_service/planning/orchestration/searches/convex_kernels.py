@@ -6,23 +6,18 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.orchestration.searches.placement_kernels import (
+    BATCH,
+    CHUNKS,
+    EVEN,
+    GENERATOR_UNIT,
+    LLM_UNIT,
+    MICROBATCH,
+    NUM_GPUS,
+    held_microbatches,
+)
 
-NUM_GPUS, LLM_UNIT, GENERATOR_UNIT, BATCH, MICROBATCH, SCHEDULE, CHUNKS = range(7)  # of `OptionTable.shape`
-GPIPE, EAGER, ZERO_BUBBLE = 2, 3, 4  # indices in SCHEDULES
-EVEN = 1e-12  # relative difference of two times that are the same but for rounding
 PAIR_WORK, PAIR_STATE, PAIR_KEPT, PAIR_LEAST, PAIR_LAYERS = range(5)  # rows of what `relaxed` gets of each pair
-
-
-@kernel
-def held_microbatches(shape: Ints, microbatches: int, pp: int, after: int, deepest: int) -> float:
-    """Return the microbatches that a unit's first stage keeps (`estimate.in_flight`). after: stages of the units behind it."""
-    behind = pp - 1 + after
-    if shape[SCHEDULE] == GPIPE or (shape[SCHEDULE] == EAGER and behind > 0):
-        return float(microbatches)
-    held = float((deepest if shape[SCHEDULE] == ZERO_BUBBLE else behind) + 1)
-    if shape[CHUNKS] > 1:
-        held += 2 * after + 2 * (pp - 1) / shape[CHUNKS] + (deepest if after > 0 else 1)
-    return min(held, float(microbatches))
 
 
 @kernel
