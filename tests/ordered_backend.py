@@ -12,7 +12,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from headrace.trainer.pipeline.channels import Channel, ChannelEnd, group_end
+from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, group_end
 
 _TAG = 0
 
@@ -76,7 +76,7 @@ def _run(queue: SimpleQueue[_Operation]) -> None:
         queue.get().run()
 
 
-def ordered_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+def ordered_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
     """`group_end`, of a group that EMULATES one of NCCL."""
-    end = group_end(channel, rank, device)
+    end = group_end(ranks, rank, device)
     return end and end._replace(backend=cast(dist.ProcessGroup, OrderedBackend(end.backend)))

@@ -63,9 +63,9 @@ def _of_layer(target: Target, several: TransformerShape, length: int, settings: 
     if target.is_gpu:
         grown, grown_one = (_growth(target, shape, length, settings) for shape in (several, replace(several, layers=1)))
         return (grown - grown_one) / length / (several.layers - 1)
-    step = _alone(target, several, [[length]], settings).step
-    (stage,) = step.stages
-    kept = measure_kept(stage, step.topology, step.place, 0, dtype=torch.bfloat16, image=ImageSpec(), audio=AudioSpec())
+    alone = _alone(target, several, [[length]], settings).place
+    (stage,) = alone.stages
+    kept = measure_kept(stage, alone.topology, alone.place, 0, dtype=torch.bfloat16, image=ImageSpec(), audio=AudioSpec())
     return mean(kept.inputs if settings["checkpointing"] else kept.layers)
 
 
@@ -100,7 +100,7 @@ def _taken(target: Target, run: Callable[[], object]) -> float:
 
 def _step_row(target: Target, shape: TransformerShape, length: int, checkpointing: bool) -> Row:
     alone = _alone(target, shape, [[length]] * MICROBATCHES, {"checkpointing": checkpointing})
-    memory = alone.step.forecast_memory(ImageSpec(), AudioSpec())
+    memory = alone.place.forecast_memory(ImageSpec(), AudioSpec())
     alone.run()
     taken = _taken(target, alone.run)
     assert memory.forecast is not None, "a step has run"

@@ -21,6 +21,7 @@ from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.place_step import PlaceStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage_building import build_stages
@@ -49,11 +50,16 @@ class StageAlone:
     """A whole LLM in one process, and a global batch for it, whose microbatches are on the device already."""
 
     step: PipelineStep
+    """Of one place."""
     batch: Sequence[PackedMicrobatch]
 
     @property
+    def place(self) -> PlaceStep:
+        return self.step.places[0]
+
+    @property
     def model(self) -> nn.Module:
-        return nn.ModuleList(self.step.stages)
+        return nn.ModuleList(self.place.stages)
 
     @property
     def num_tokens(self) -> int:
@@ -63,17 +69,17 @@ class StageAlone:
     @property
     def num_weights(self) -> int:
         """Elements of the matrices that every token is multiplied with: all but the embedding, which is looked up."""
-        stages = [stage for stage in self.step.stages if stage.is_tied]
-        named = [(name, p) for stage in self.step.stages for name, p in stage.model.named_parameters()]
+        stages = [stage for stage in self.place.stages if stage.is_tied]
+        named = [(name, p) for stage in self.place.stages for name, p in stage.model.named_parameters()]
         return sum(p.numel() for name, p in named if p.ndim == 2 and (stages or not name.endswith("embed.weight")))
 
     def run(self) -> StepResult:
         """Run one step: forward and backward of all microbatches, and the update."""
-        return self._with_feed(lambda routes, feed: self.step.run(routes, feed, LEARNING_RATE))
+        return self._with_feed(lambda routes, feed: self.step.run(routes, [feed], LEARNING_RATE))
 
     def accumulate(self) -> StepResult:
         """Run forward and backward, and leave the gradients."""
-        return self._with_feed(self.step.accumulate)
+        return self._with_feed(lambda routes, feed: self.step.accumulate(routes, [feed]))
 
     def _with_feed(self, run: Callable[[Routes, Any], StepResult]) -> StepResult:
         microbatches = [Microbatch(units={LLM: tuple(one.sample_ids.tolist())}) for one in self.batch]
@@ -85,7 +91,7 @@ class StageAlone:
             return by_samples[portion.samples]
 
         routes = Routes(plan, {LLM: 1})
-        return run(routes, self.step.prepare.feed(routes, data_of))
+        return run(routes, self.place.prepare.feed(routes, data_of))
 
 
 def stage_alone(
@@ -130,7 +136,7 @@ def step_alone(
     if change is not None:
         change(nn.ModuleList(stages))
         nn.ModuleList(stages).to(device)
-    return PipelineStep(topology, stages, groups, dtype=dtype)
+    return PipelineStep(topology, {topology.place(0): stages}, groups, dtype=dtype)
 
 
 def text_batch(lengths: Sequence[Sequence[int]], vocab_size: int) -> list[PackedMicrobatch]:

@@ -86,8 +86,8 @@ def _stage(schedule: Mapping[str, Any], checkpointing: bool, device: torch.devic
 
 def _accumulated(alone: StageAlone) -> tuple[float, Gradients]:
     loss = alone.accumulate().loss
-    found = {piece.parameter: piece.weight.grad for piece in alone.step.optimizer.pieces}  # whole, as there is one replica
-    named = [(name, found.get(p), p) for stage in alone.step.stages for name, p in stage.model.named_parameters()]
+    found = {piece.parameter: piece.weight.grad for piece in alone.place.optimizer.pieces}  # whole, as there is one replica
+    named = [(name, found.get(p), p) for stage in alone.place.stages for name, p in stage.model.named_parameters()]
     return loss, {name: some.view_as(p).float().cpu() for name, some, p in named if some is not None}
 
 

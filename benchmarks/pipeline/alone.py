@@ -96,8 +96,9 @@ def _pipeline(batch: Batch) -> Callable[[], float]:
     topology = PipelineTopology(units={LLM: UnitTopology()})
     shape, groups = MODEL_SHAPES[MODEL], ProcessGroups.make(topology, torch.device("cpu"), tied=True)
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=ImageSpec(), audio=AudioSpec())[LLM]
-    stages = build_stages(_model, topology, topology.place(0), cuts, seed=SEED, device=torch.device("cpu"), slices=groups.slices)
-    step = PipelineStep(topology, stages, groups)
+    place = topology.place(0)
+    stages = build_stages(_model, topology, place, cuts, seed=SEED, device=torch.device("cpu"), slices=None)
+    step = PipelineStep(topology, {place: stages}, groups)
     planned = Topology(replicas=1, microbatches=MICROBATCHES, stages=topology.stages)
     plan = StepPlan(
         strategy="by hand", seed=0, topology=planned, replicas=[[Microbatch(units={LLM: samples}) for samples in batch]]
@@ -105,8 +106,8 @@ def _pipeline(batch: Batch) -> Callable[[], float]:
 
     def run() -> float:
         routes = Routes(plan, topology.replicas)
-        feed = step.prepare.feed(routes, lambda portion: batch[portion.samples])
-        return step.run(routes, feed, LEARNING_RATE).loss
+        feed = step.places[0].prepare.feed(routes, lambda portion: batch[portion.samples])
+        return step.run(routes, [feed], LEARNING_RATE).loss
 
     return run
 

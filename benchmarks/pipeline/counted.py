@@ -58,7 +58,7 @@ def _rehearsal(*, quick: bool) -> Section:
         routes = Routes(plan_of_step(case, topology, 0, 0, {}), topology.replicas)
         try:
             for rank in range(topology.world_size):
-                check_order(topology, routes, topology.place(rank))
+                check_order(topology, routes, topology.places(rank))
         except HeadraceError:
             stopped += 1
         num_ranks += topology.world_size

@@ -30,10 +30,11 @@ from headrace.trainer.models.attention import Segments, packed_attention
 from headrace.trainer.models.loss import StepLoss, Targets, token_loss
 from headrace.trainer.pipeline.cargo import Feed
 from headrace.trainer.pipeline.chunk import Inputs, Output
-from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
 from headrace.trainer.starting import num_ranks, process_group, rank, watched
@@ -167,7 +168,7 @@ def mean_gradients(
 ) -> tuple[float, float]:
     """Run all microbatches of a step. Return its mean loss and the weight of its targets, which is their number unless the job
     has weights; each replica has its share of the gradients of that mean."""
-    totals = executor.run(routes, feed)
+    [totals] = run_step([executor], routes, [feed])
     executor.wire.flush()
     sums = torch.stack((totals.loss_sum, totals.loss_sum.new_tensor(totals.target_weight)))
     dist.all_reduce(sums, group=groups.everybody)
@@ -190,12 +191,12 @@ def main() -> None:
     with (
         watched() as watch,
         process_group(device, watch, alone=True),
-        PipelineLoader(options.endpoint, job=options.job, topology=topology, rank=rank(), device=device) as loader,
+        PipelineLoader(options.endpoint, job=options.job, topology=topology, place=place, device=device) as loader,
     ):
         groups = ProcessGroups.make(topology, device, tied=False)
         chunk = chunk_at(place, topology, loader.vocabulary.size, device)
-        optimizer = ShardedAdamW([[*chunk.parameters()]], groups.replicas)
-        executor = Executor(topology, place, [chunk], torch.float32, groups.channels, backwards=optimizer)
+        optimizer = ShardedAdamW([[*chunk.parameters()]], groups.of_place[place].replicas)
+        executor = Executor(topology, place, [chunk], Wire(groups.channels, device, torch.float32), backwards=optimizer)
         for step, feed in loader.steps(executor.prepare):
             loss, target_weight = mean_gradients(executor, optimizer, groups, feed.routes, feed)
             optimizer.step(1e-3)

@@ -13,12 +13,20 @@ from headrace.plan import GENERATOR, LLM
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE, build
 from headrace.user_document import SpecSection, parse_json
 
+NESTED, COLOCATED = "nested", "colocated"
+Sharing = Literal["nested", "colocated"]
+"""In which order a rank that several units share takes their actions. "nested": each unit's in the order of the schedule, which
+bounds its activations; whatever can run first, the LLM's in front of others, so that encoders run where the LLM would wait.
+"colocated": all forwards of encoders, then the LLM's actions, then the encoders' backwards, as trainers without a pipeline do."""
+
 
 class UnitExecution(SpecSection):
     """How many replicas and slices a unit has, what of it is trained, and how its layers keep their activations."""
 
     dp: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] | None = None
     """Number of data-parallel replicas. None: as many as the LLM, which has `topology.replicas`."""
+    on: Literal["llm"] | None = None
+    """Whose ranks the unit runs on: the LLM's, of which there must be as many as its dp x tp x pp. None: on ranks of its own."""
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
@@ -86,6 +94,9 @@ class ExecutionSpec(SpecSection):
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule. None: as many as a plan's activations leave within
     `memory_gib`, or no limit without it."""
+    sharing: Sharing = NESTED
+    """In which order a rank takes the actions of units that share it (`on: llm`): "nested" runs encoders where the LLM would
+    wait, "colocated" in front of the LLM and behind it."""
     correct_costs: bool = True
     """Whether the costs are corrected by what the trainers measure while they train. Batches are the same either way; without it,
     so are the plans of two runs, to the last bit of a loss."""
@@ -117,6 +128,8 @@ class ExecutionSpec(SpecSection):
             raise ValueError("schedule and memory_gib are for pipelines; colocated ranks have max_tokens")
         if self.trainer == "colocated" and self.of_units("dp"):
             raise ValueError("a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units")
+        if self.trainer == "colocated" and (self.of_units("on") or self.sharing != NESTED):
+            raise ValueError("on and sharing are for pipelines; colocated ranks have all units")
         return self
 
     @property
@@ -124,10 +137,10 @@ class ExecutionSpec(SpecSection):
         """Whether nothing is said of the trainers, beside what the layers of their model cost."""
         return self == ExecutionSpec(coefficients=self.coefficients, correct_costs=self.correct_costs)
 
-    def check(self, stages: Mapping[str, int], shape: ModelShape) -> None:
+    def check(self, stages: Mapping[str, int], replicas: int, shape: ModelShape) -> None:
         """Raise ValueError where the execution does not fit the job's model, or pipelines with these stages.
 
-        stages: by unit, in pipeline order.
+        stages: by unit, in pipeline order. replicas: of the LLM.
         """
         unknown = sorted(set(self.units) - set(stages))
         if unknown:
@@ -142,6 +155,9 @@ class ExecutionSpec(SpecSection):
                 )
         try:
             check_units(self.units, stages, self.chunks, self.schedule)
+            sizes = {unit: self.units.get(unit, UnitExecution()) for unit in stages}
+            places = {unit: (size.dp or replicas) * size.tp * stages[unit] for unit, size in sizes.items()}
+            check_sharing(sizes, self.sharing, places)
         except ValueError as err:
             raise ValueError(f"execution: {err}") from err
         build(self.schedule, dict(stages), (), chunks=self.chunks, in_flight=self.in_flight)
@@ -208,3 +224,30 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
             )
     if (last := list(stages)[-1]) in units and units[last].frozen_projector:
         raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
+
+
+def check_sharing(units: Mapping[str, UnitExecution], sharing: Sharing, places: Mapping[str, int]) -> None:
+    """Raise ValueError where units cannot share ranks as they say.
+
+    units: all of them. places: dp x tp x pp of each.
+    """
+    sharers = [unit for unit, size in units.items() if size.on is not None]
+    for unit in sharers:
+        if unit == LLM:
+            raise ValueError(f"unit {LLM!r} is on itself: take its on away, and set it where other units are to share its ranks")
+        if places[unit] != places[LLM]:
+            raise ValueError(
+                f"unit {unit!r} is on the ranks of the {LLM}, whose dp x tp x pp is {places[LLM]}, but its own is "
+                f"{places[unit]}: set its dp, tp or pp so that every rank has a part of it"
+            )
+        if unit == GENERATOR and sharing == COLOCATED:
+            raise ValueError(
+                f"unit {GENERATOR!r} is on the ranks of the {LLM}, whose backwards wait for it, so that it cannot run behind "
+                "all of them: take sharing nested"
+            )
+    sharded = [unit for unit, size in units.items() if size.shard_weights]
+    if sharers and sharded:
+        raise ValueError(
+            f"unit {sharers[0]!r} shares ranks, and {sharded[0]!r} has shard_weights, whose replicas would have to take all "
+            "actions of their ranks in step: take away either"
+        )

@@ -132,7 +132,13 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
 
     def planned(unit: str, of_unit: Sequence[tuple[int, ...]], stages: int) -> sessions_pb2.PlannedUnit:
         ids = [sample - first_sample for sample in chain.from_iterable(of_unit)]
-        return sessions_pb2.PlannedUnit(unit=unit, stages=stages, counts=map(len, of_unit), samples=ids)
+        return sessions_pb2.PlannedUnit(
+            unit=unit, stages=stages, counts=map(len, of_unit), samples=ids, seconds=seconds(unit, of_unit)
+        )
+
+    def seconds(unit: str, of_unit: Sequence[tuple[int, ...]]) -> list[float]:
+        of_samples = plan.forward_s.get(unit, {})
+        return [of_samples[sample] for sample in chain.from_iterable(of_unit)] if of_samples else []
 
     return sessions_pb2.WholePlan(
         strategy=plan.strategy,
@@ -168,6 +174,11 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
         topology=topology,
         replicas=tuple(tuple(microbatches[first:end]) for first, end in pairwise(bounds)),
         unit_replicas={unit.unit: _by_replica(_cut(unit, message.first_sample), topology.microbatches) for unit in message.dealt},
+        forward_s={
+            unit.unit: dict(zip(chain.from_iterable(samples[unit.unit]), unit.seconds, strict=True))
+            for unit in message.units
+            if unit.seconds
+        },
     )
 
 

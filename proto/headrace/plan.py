@@ -99,6 +99,9 @@ class StepPlan:
     """The units that have another number of replicas than `topology.replicas`: `unit_replicas[unit][r][k]` are the samples that
     replica r of the unit processes in microbatch k, in processing order. Their entries in `replicas` say at the same index which
     of the LLM's replicas these samples are for."""
+    forward_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Seconds of the forward through a whole unit, by unit and sample, in float32: what ranks go by that several units share.
+    Empty where none do. It is no part of `to_json`."""
 
     def sample_ids(self) -> list[int]:
         """Return the ids of all samples of the plan, sorted."""

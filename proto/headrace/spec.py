@@ -263,7 +263,7 @@ class JobSpec(SpecSection):
 
     @model_validator(mode="after")
     def _execution_fits_the_topology(self) -> Self:
-        self.execution.check(self.topology.stages, MODEL_SHAPES[self.model])
+        self.execution.check(self.topology.stages, self.topology.replicas, MODEL_SHAPES[self.model])
         self.topology.check_size(max(self.execution.of_units("dp").values(), default=1))
         return self
 

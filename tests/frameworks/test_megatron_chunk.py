@@ -25,6 +25,7 @@ from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.executor import Executor
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
+from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
 from tests.verify.batches import VOCAB, make_row, packed
@@ -86,8 +87,8 @@ def _run(rank: int, store: str, size: dict[str, int], answer: Connection) -> Non
         answer.send(_alone(chunk))
         return
     names = {parameter: name for name, parameter in chunk.named_parameters()}
-    optimizer = ShardedAdamW([[*chunk.parameters()]], groups.replicas)
-    executor = Executor(topology, place, [chunk], torch.float32, groups.channels, backwards=optimizer)
+    optimizer = ShardedAdamW([[*chunk.parameters()]], groups.of_place[place].replicas)
+    executor = Executor(topology, place, [chunk], Wire(groups.channels, CPU, torch.float32), backwards=optimizer)
     routes = _routes(topology)
     loss, target_weight = example.mean_gradients(executor, optimizer, groups, routes, executor.prepare.feed(routes, _text_of))
     gradients: dict[str, np.ndarray] = {}

@@ -228,7 +228,8 @@ def test_a_pipeline_that_catches_up_keeps_no_routes_of_the_steps_between(calm: A
     content = content_of_step(calm, job, 2)
 
     def train(rank: int) -> None:
-        loader = PipelineLoader(calm.endpoint, job=job, topology=topology, rank=rank, device=torch.device("cpu"))
+        place = topology.place(rank)
+        loader = PipelineLoader(calm.endpoint, job=job, topology=topology, place=place, device=torch.device("cpu"))
         loader.load_state_dict(loader.state_dict() | {"step": 3, "content": content})
         with loader:
             step, _ = next(loader.steps(lambda *_: Cargo(inputs=[Inputs(num_rows=0)], orders={})))

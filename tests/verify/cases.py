@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from headrace.execution_spec import COLOCATED, NESTED
+from headrace.plan import LLM
 from headrace.schedule import ZERO_BUBBLE
 from headrace.spec import STRATEGIES
 from headrace.trainer.pipeline.topology import ENCODER
@@ -28,7 +30,7 @@ UNITS = (
     ("vision", "audio", "llm", "generator"),
 )
 """In pipeline order; `encoder` has both encoders, whole."""
-DEGREES: dict[str, dict[str, dict[str, int]]] = {
+DEGREES: dict[str, dict[str, dict[str, Any]]] = {
     "one stage each": {},
     "llm in 2": {"llm": {"pp": 2}, "generator": {"tp": 2}},
     "llm in 3": {"llm": {"pp": 3}, "generator": {"pp": 2}},
@@ -44,6 +46,11 @@ DEGREES: dict[str, dict[str, dict[str, int]]] = {
     "tp 2 to 1, 2 replicas": {"encoder": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
     "tp 2, llm in 2": {"encoder": {"tp": 2}, "llm": {"tp": 2, "pp": 2}},
     "tp 2 in pieces": {"encoder": {"tp": 2, "tp_overlap": 2}, "llm": {"tp": 2, "pp": 2, "tp_overlap": 3}},
+    "nested on 2 stages": {"encoder": {"dp": 2, "on": LLM}, "llm": {"pp": 2}, "generator": {"pp": 2, "on": LLM}},
+    "nested in 2, on 2 replicas": {"encoder": {"dp": 2, "pp": 2, "on": LLM}, "llm": {"dp": 2, "pp": 2}},
+    "nested on slices": {"encoder": {"dp": 2, "on": LLM}, "llm": {"tp": 2}, "generator": {"tp": 2, "on": LLM}},
+    "colocated on 2 stages": {"encoder": {"dp": 2, "on": LLM}, "llm": {"pp": 2}},
+    "colocated slices on 2 stages": {"encoder": {"tp": 2, "on": LLM}, "llm": {"pp": 2}},
 }
 """`encoder`: of each one; `generator`: where there is one."""
 _WHOLLY: dict[str, bool | int] = {"frozen": True, "frozen_projector": True}
@@ -107,11 +114,16 @@ class Case:
                 **frozen[unit],
                 "checkpointing": recomputed[unit],
                 "fp32_residual_connection": whole[unit],
-                "shard_weights": self.weights == "sharded",
+                "shard_weights": self.weights == "sharded" and not self.shares_ranks,
             }
             for unit in self.units
         }
-        return {**SCHEDULES[self.schedule], "units": units, "dropout": DROPOUT[self.dropout]}
+        sharing = COLOCATED if self.degrees.startswith(COLOCATED) else NESTED
+        return {**SCHEDULES[self.schedule], "sharing": sharing, "units": units, "dropout": DROPOUT[self.dropout]}
+
+    @property
+    def shares_ranks(self) -> bool:
+        return any("on" in unit for unit in DEGREES[self.degrees].values())
 
     @property
     def dtype(self) -> str:
@@ -134,7 +146,8 @@ class Case:
 
     @property
     def num_processes(self) -> int:
-        return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in self.topology["units"].values())
+        units = [unit for unit in self.topology["units"].values() if "on" not in unit]
+        return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in units)
 
 
 PIPELINES: dict[str, tuple[Any, ...]] = {

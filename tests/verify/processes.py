@@ -28,16 +28,17 @@ from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
-from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, suited_end
+from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.place_step import PlaceStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult
 from tests.host_waits import watched
 from tests.ordered_backend import ordered_end
@@ -85,7 +86,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a process computed."""
+    """What a process computed in one of its places."""
 
     slice: int
     num_slices: int
@@ -122,7 +123,7 @@ class Processes:
         self._orders = itertools.count()
 
     def run(self, order: Order) -> list[Answer]:
-        """Of the ranks that the topology has. Raises RuntimeError with all tracebacks, or where a case hangs."""
+        """Of all places of the topology. Raises RuntimeError with all tracebacks, or where a case hangs."""
         number, deadline = next(self._orders), time.monotonic() + TIMEOUT_S
         for pipe in self._pipes:
             pipe.send((number, order))
@@ -130,7 +131,7 @@ class Processes:
         failures = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failures:
             raise RuntimeError("\n".join(failures))
-        return [answer for answer in answers if isinstance(answer, Answer)]
+        return [of_place for answer in answers if not isinstance(answer, str) for of_place in answer]
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +143,7 @@ class Processes:
         self._folder.cleanup()
 
 
-def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> Answer | str | None:
+def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> list[Answer] | str:
     """To that order: answers to those before it, which nobody waited for to the end, are passed over."""
     while pipe.poll(max(0.0, deadline - time.monotonic())):
         answered, answer = pipe.recv()
@@ -185,34 +186,35 @@ class _Made:
 
     groups: dict[tuple[Any, ...], ProcessGroups] = field(default_factory=dict)
     """By all that they are made from."""
-    ends: dict[tuple[str, Channel], ChannelEnd | None] = field(default_factory=dict)
-    """By transport and channel."""
+    ends: dict[tuple[str, ChannelRanks], ChannelEnd | None] = field(default_factory=dict)
+    """By transport, and what carries the channel."""
 
 
 def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGroups:
     rank = dist.get_rank()
 
-    def open_end(channel: Channel) -> ChannelEnd | None:
-        key = order.transport, channel
+    def open_end(ranks: ChannelRanks) -> ChannelEnd | None:
+        key = order.transport, ranks
         if key not in made.ends:
-            made.ends[key] = OPEN_END[order.transport](channel, rank, CPU)
+            made.ends[key] = OPEN_END[order.transport](ranks, rank, CPU)
         return made.ends[key]
 
-    key = topology.world_size, topology.data_groups(), topology.tensor_groups(), topology.tied_groups(), order.tied
+    groups = topology.data_groups(), topology.tensor_groups(), topology.tied_groups()
+    key = tuple(topology.rank_of), tuple(topology.places(rank)) if rank < topology.world_size else (), groups, order.tied
     if key not in made.groups:
         made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
     return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))
 
 
-def _run(rank: int, order: Order, made: _Made) -> Answer | None:
+def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
     topology = cut(parse(PipelineTopology, order.topology, "topology"))
     groups = _groups(topology, order, made)
     if rank >= topology.world_size:
         for plan in order.plans:  # as the others do in their steps: torch numbers groups by how many each process has made
             groups.channels.open_between(Routes(StepPlan.from_json(plan), topology.replicas).pairs)
-        return None
+        return []
     dtype = getattr(torch, order.dtype)
-    stages = stages_of(topology, rank, groups, dtype, tied=order.tied)
+    stages = {place: stages_of(topology, place, groups, dtype, tied=order.tied) for place in topology.places(rank)}
     settings = OptimizerSpec(max_grad_norm=order.max_grad_norm)
     step = PipelineStep(topology, stages, groups, settings=settings, dtype=dtype)
     first_step = 0
@@ -220,7 +222,6 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         checkpoint = Checkpoint.newest(Path(order.load_from))
         load(checkpoint, step)
         first_step = checkpoint.step
-    parameters = {name: p for stage in stages for name, p in stage.model.named_parameters()}
 
     def data_of(portion: Portion) -> Any:
         data = packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
@@ -229,36 +230,47 @@ def _run(rank: int, order: Order, made: _Made) -> Answer | None:
         packs = [list(pack) for _, pack in itertools.groupby(portion.samples, order.packs.__getitem__)]
         return in_packs(data, packs, Padding(pack_tokens=order.pack_tokens, segment_tokens=order.pack_tokens, token=0))
 
-    results, gradients = [], {}
+    results, gradients = [], []
     waits: Counter[str] = Counter()
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
-        feed = step.prepare.feed(routes, data_of)
+        feeds = [place.prepare.feed(routes, data_of) for place in step.places]
         if number == 0:
-            results.append(step.accumulate(routes, feed))
-            gradients = _gradients(step, parameters)
+            results.append(step.accumulate(routes, feeds))
+            gradients = [_gradients(place) for place in step.places]
             step.discard()
         found: Counter[str] = Counter()
         with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
-            results.append(step.run(routes, partial(_beside, packing, feed), order.learning_rate))
+            results.append(step.run(routes, [partial(_beside, packing, feed) for feed in feeds], order.learning_rate))
         waits += found if number else Counter()  # the first one makes what is made once
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
-    step.optimizer.wait()
+    return [
+        _answer_of(place, results, of_place, waits if number == 0 else {})
+        for number, (place, of_place) in enumerate(zip(step.places, gradients, strict=True))
+    ]
+
+
+def _answer_of(place: PlaceStep, results: list[StepResult], gradients: dict[str, np.ndarray], waits: Mapping[str, int]) -> Answer:
+    place.optimizer.wait()
+    parameters = _parameters(place)
     storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters.values()}
-    shards = {one for stage in stages if stage.sharded is not None for one in stage.sharded.buckets}
+    shards = {one for stage in place.stages if stage.sharded is not None for one in stage.sharded.buckets}
     at_rest = sum(storages.values()) + sum(bucket.kept_bytes for bucket in shards)
-    state = dict(step.optimizer.state())
+    state = dict(place.optimizer.state())
     moments = {
         name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
         for name, p in parameters.items()
         if p in state
     }
-    weights = {name: p.detach().float().clone().numpy() for name, p in step.whole(parameters.items())}
-    return Answer(
-        step.place.slice, topology.units[step.place.unit].tp, results, gradients, weights, dict(waits), at_rest, moments
-    )
+    weights = {name: p.detach().float().clone().numpy() for name, p in place.whole(parameters.items())}
+    own, num_slices = place.place, place.topology.units[place.place.unit].tp
+    return Answer(own.slice, num_slices, results, gradients, weights, dict(waits), at_rest, moments)
+
+
+def _parameters(place: PlaceStep) -> dict[str, torch.nn.Parameter]:
+    return {name: p for stage in place.stages for name, p in stage.model.named_parameters()}
 
 
 def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
@@ -266,11 +278,11 @@ def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
     return packing.submit(feed, portion).result()
 
 
-def _gradients(step: PipelineStep, parameters: Mapping[str, torch.nn.Parameter]) -> dict[str, np.ndarray]:
+def _gradients(step: PlaceStep) -> dict[str, np.ndarray]:
     """Of whole parameters, gathered from the replicas, of which each has a part."""
     own = {piece.parameter: (piece.begin, piece.weight.grad) for piece in step.optimizer.pieces}
     found = {}
-    for name, parameter in parameters.items():
+    for name, parameter in _parameters(step).items():
         begin, part = own.get(parameter, (0, None))
         whole = torch.full((parameter.numel(),), -torch.inf)
         if part is not None:
@@ -289,13 +301,14 @@ def cut(topology: PipelineTopology) -> PipelineTopology:
 
 
 def stages_of(
-    topology: PipelineTopology, rank: int, groups: ProcessGroups, dtype: torch.dtype = torch.float32, *, tied: bool = True
+    topology: PipelineTopology, place: Place, groups: ProcessGroups, dtype: torch.dtype = torch.float32, *, tied: bool = True
 ) -> list[Stage]:
-    """The stages of one process."""
-    place = topology.place(rank)
+    """The stages of one place of this process."""
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
     make_model = partial(whole_model, shape, tied=tied, dropout=topology.dropout)
-    stages = build_stages(make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.slices, dtype=dtype)
+    stages = build_stages(
+        make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.of_place[place].slices, dtype=dtype
+    )
     enlarge(torch.nn.ModuleList(stages))
     return stages

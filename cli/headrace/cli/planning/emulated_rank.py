@@ -49,13 +49,18 @@ def _step(document: dict[str, Any]) -> EmulatedStep:
 
 def _answer(emulated: Emulated) -> dict[str, Any]:
     return {
-        "unix_s": emulated.recording.unix_s,
-        "events": [
-            [
-                *(event.action.kind, event.action.microbatch, event.action.chunk),
-                *(event.start_s, event.end_s, event.wait_s, event.compute_s),
-            ]
-            for event in emulated.recording.events
+        "places": [
+            {
+                "unix_s": recording.unix_s,
+                "events": [
+                    [
+                        *(event.action.kind, event.action.microbatch, event.action.chunk),
+                        *(event.start_s, event.end_s, event.wait_s, event.compute_s),
+                    ]
+                    for event in recording.events
+                ],
+            }
+            for recording in emulated.recordings
         ],
         "asked_s": emulated.asked_s,
         "slept_s": emulated.slept_s,

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +38,8 @@ class MeasuredStep:
     """What the processes of an emulated pipeline did in one step."""
 
     recordings: Sequence[Recording]
-    """The recordings of the processes, by rank."""
+    """The recordings of all places of the processes, by rank."""
+    num_processes: int
     asked_s: float
     """Seconds that all processes together were to sleep."""
     slept_s: float
@@ -83,8 +84,8 @@ class MeasuredStep:
 
     def to_predicted(self, outcome: Outcome) -> Predicted:
         """Return the measured time, idle share and lower bound in the form of the simulator's prediction."""
-        iteration_s, num_stages = self.iteration_s, len(self.recordings)
-        bubble = max(0.0, 1 - self.slept_s / (num_stages * iteration_s)) if iteration_s else 0.0
+        iteration_s = self.iteration_s
+        bubble = max(0.0, 1 - self.slept_s / (self.num_processes * iteration_s)) if iteration_s else 0.0
         return Predicted(iteration_s=iteration_s, bubble=bubble, lower_bound_s=min(iteration_s, outcome.predicted.lower_bound_s))
 
 
@@ -135,7 +136,8 @@ class EmulatedRanks:
         deadline_s = time.monotonic() + START_S + HANG_FACTOR * outcome.predicted.iteration_s
         answers = [self._answer(number, deadline_s) for number in range(len(self._ranks))]
         return MeasuredStep(
-            recordings=[_recording(topology, number, answer) for number, answer in enumerate(answers)],
+            recordings=[one for number, answer in enumerate(answers) for one in _recordings(topology, number, answer)],
+            num_processes=len(self._ranks),
             asked_s=sum(answer["asked_s"] for answer in answers),
             slept_s=sum(answer["slept_s"] for answer in answers),
         )
@@ -198,10 +200,11 @@ def _document(outcome: Outcome, topology: PipelineTopology) -> dict[str, Any]:
     }
 
 
-def _recording(topology: PipelineTopology, rank: int, answer: dict[str, Any]) -> Recording:
-    place = topology.place(rank)
-    events = [
-        Event(place, Action(kind=Kind(kind), microbatch=microbatch, chunk=chunk), *times)
-        for kind, microbatch, chunk, *times in answer["events"]
-    ]
-    return Recording(events, answer["unix_s"])
+def _recordings(topology: PipelineTopology, rank: int, answer: dict[str, Any]) -> Iterator[Recording]:
+    """Yield the recordings of a rank's places."""
+    for place, recorded in zip(topology.places(rank), answer["places"], strict=True):
+        events = [
+            Event(place, Action(kind=Kind(kind), microbatch=microbatch, chunk=chunk), *times)
+            for kind, microbatch, chunk, *times in recorded["events"]
+        ]
+        yield Recording(events, recorded["unix_s"])

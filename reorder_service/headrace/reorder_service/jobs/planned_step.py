@@ -310,6 +310,10 @@ class PlannedStep:
                 of_pack = self.estimated[LLM].sum() * spec.pack_tokens / tokens.sum()
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
+        if spec.execution.of_units("on"):
+            ids = self.sample_ids.tolist()
+            in_float32 = {unit: costs.astype(np.float32).tolist() for unit, costs in self.costs.items()}
+            plan = replace(plan, forward_s={unit: dict(zip(ids, of_unit, strict=True)) for unit, of_unit in in_float32.items()})
         if self.correction.units and plan.predicted is not None:
             self.forecast_s = max(0.0, plan.predicted.iteration_s + self.correction.unexplained_s)
         return plan

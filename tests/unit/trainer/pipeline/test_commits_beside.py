@@ -37,7 +37,7 @@ def world() -> Iterator[World]:
 @pytest.fixture
 def loader(world: World) -> Iterator[PipelineLoader]:
     topology = PipelineTopology.model_validate({"units": {"llm": {}}})
-    loader = PipelineLoader(world.endpoint, job="job", topology=topology, rank=0, device=torch.device("cpu"))
+    loader = PipelineLoader(world.endpoint, job="job", topology=topology, place=topology.place(0), device=torch.device("cpu"))
     with loader:
         yield loader
         world.answers.set()

@@ -52,7 +52,7 @@ def test_what_the_planner_plans_runs(schedule: dict[str, object], strategy: str)
         for own in ({}, {"vision": encoder_dp}):
             plan = make_plan(strategy, np.arange(40), costs, planned, seed=1, execution=Execution(unit_replicas=own))
             for rank in range(topology.world_size):
-                check_order(topology, routes_of(plan, topology), topology.place(rank))
+                check_order(topology, routes_of(plan, topology), [topology.place(rank)])
 
 
 def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:
@@ -61,7 +61,7 @@ def test_a_sample_that_the_llm_has_before_its_encoder_is_refused() -> None:
     planned = Topology(replicas=1, microbatches=3, stages=topology.stages)
     plan = StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[microbatches])
     with pytest.raises(HeadraceError, match=r"'1f1b' wait for itself: the \w+ of microbatch \d on stage 0 of"):
-        check_order(topology, routes_of(plan, topology), topology.place(0))
+        check_order(topology, routes_of(plan, topology), [topology.place(0)])
 
 
 def test_it_is_refused_too_where_the_sample_changes_its_replica() -> None:
@@ -75,7 +75,7 @@ def test_it_is_refused_too_where_the_sample_changes_its_replica() -> None:
     assert routes.crosses
     for rank in range(topology.world_size):
         with pytest.raises(HeadraceError, match="'1f1b' wait for itself"):
-            check_order(topology, routes, topology.place(rank))
+            check_order(topology, routes, [topology.place(rank)])
 
 
 def test_a_plan_that_names_how_deep_it_runs_is_run_so() -> None:

@@ -27,7 +27,7 @@ from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage_building import build_stages
-from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.trainer.train_step import StepResult
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, packed, whole_model
 
@@ -62,14 +62,14 @@ def make_step(schedule: str = "1f1b", dtype: torch.dtype = torch.float32, **of_u
     groups = ProcessGroups.make(topology, cpu, tied=True)
     make = partial(whole_model, WIDE)
     stages = build_stages(make, topology, topology.place(0), cuts, seed=1, device=cpu, slices=None, dtype=dtype)
-    return PipelineStep(topology, stages, groups, dtype=dtype)
+    return PipelineStep(topology, {topology.place(0): stages}, groups, dtype=dtype)
 
 
 def run(step: PipelineStep) -> StepResult:
     microbatches = [Microbatch(units={"llm": (2 * number, 2 * number + 1)}) for number in range(MICROBATCHES)]
     planned = Topology(replicas=1, microbatches=MICROBATCHES, stages={"llm": 1})
     routes = Routes(StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[microbatches]), {"llm": 1})
-    return step.run(routes, step.prepare.feed(routes, text_of), 1e-3)
+    return step.run(routes, [step.places[0].prepare.feed(routes, text_of)], 1e-3)
 
 
 def text_of(portion: Portion) -> PackedMicrobatch:
@@ -107,7 +107,7 @@ def test_the_meter_counts_what_is_held_and_no_views() -> None:
 )
 def test_a_step_takes_what_is_forecast(schedule: str, checkpointing: bool, dtype: torch.dtype) -> None:
     step = make_step(schedule, dtype, checkpointing=checkpointing)
-    memory = step.forecast_memory(IMAGE, AUDIO)
+    memory = step.places[0].forecast_memory(IMAGE, AUDIO)
     run(step)  # the optimizer's moments are there from here on
     with LiveBytes() as meter:
         run(step)
@@ -119,13 +119,14 @@ def test_a_step_takes_what_is_forecast(schedule: str, checkpointing: bool, dtype
 
 def test_state_is_counted_as_it_is_held() -> None:
     step = make_step(frozen_layers=2, dtype=torch.bfloat16)
-    memory = step.forecast_memory(IMAGE, AUDIO)
+    memory = step.places[0].forecast_memory(IMAGE, AUDIO)
     run(step)
-    state, parameters = forecast_of(memory).state, [p for stage in step.stages for p in stage.parameters()]
+    state, place = forecast_of(memory).state, step.places[0]
+    parameters = [p for stage in place.stages for p in stage.parameters()]
     trained = sum(p.numel() for p in parameters if p.requires_grad)
     assert state.weights == sum(p.nbytes for p in parameters)
     assert state.gradients == 4 * trained
-    assert state.optimizer == 8 * trained == sum(t.nbytes for _, one in step.optimizer.state() for t in one.values() if t.ndim)
+    assert state.optimizer == 8 * trained == sum(t.nbytes for _, one in place.optimizer.state() for t in one.values() if t.ndim)
 
 
 def kept_and_recomputed() -> tuple[float, float]:
@@ -133,7 +134,7 @@ def kept_and_recomputed() -> tuple[float, float]:
     totals = []
     for checkpointing in (False, True):
         step = make_step("gpipe", checkpointing=checkpointing)
-        memory = step.forecast_memory(IMAGE, AUDIO)
+        memory = step.places[0].forecast_memory(IMAGE, AUDIO)
         run(step)
         totals.append(forecast_of(memory).total)
     return totals[0], totals[1]
@@ -144,20 +145,20 @@ def test_as_few_layers_run_again_as_the_limit_asks_for_and_nothing_else_changes(
     kept, recomputed = kept_and_recomputed()
     limit = recomputed + share * (kept - recomputed)
     plain, chosen = make_step("gpipe"), make_step("gpipe", checkpointing="auto", device_memory_gib=(limit + 1) / GIB)
-    memory = chosen.forecast_memory(IMAGE, AUDIO)
+    memory = chosen.places[0].forecast_memory(IMAGE, AUDIO)
     expected, found = run(plain), run(chosen)
     assert (found.loss, found.grad_norm) == (expected.loss, expected.grad_norm)
     assert all(torch.equal(*both) for both in zip(weights(chosen), weights(plain), strict=True)), "after an update"
     count = forecast_of(memory).num_checkpointed
     assert {0.0: count == LAYERS, 0.5: 0 < count < LAYERS, 1.0: count == 0}[share]
-    assert len(chosen.stages[0].checkpointed) == count
+    assert len(chosen.places[0].stages[0].checkpointed) == count
     with LiveBytes() as meter:
         run(chosen)
     assert meter.most + forecast_of(memory).state.weights + forecast_of(memory).state.optimizer <= limit
 
 
 def weights(step: PipelineStep) -> list[Tensor]:
-    return [parameter.detach() for stage in step.stages for parameter in stage.parameters()]
+    return [parameter.detach() for stage in step.places[0].stages for parameter in stage.parameters()]
 
 
 @pytest.mark.parametrize(
@@ -166,7 +167,7 @@ def weights(step: PipelineStep) -> list[Tensor]:
 def test_a_limit_that_cannot_be_kept_is_an_error_before_anything_is_computed(checkpointing: Any, remedy: str) -> None:
     _, recomputed = kept_and_recomputed()
     step = make_step("gpipe", checkpointing=checkpointing, device_memory_gib=0.9 * recomputed / GIB)
-    step.forecast_memory(IMAGE, AUDIO)
+    step.places[0].forecast_memory(IMAGE, AUDIO)
     before = [weight.clone() for weight in weights(step)]
     with pytest.raises(UserError, match=f"stage 0 of llm replica 0 is forecast to take .* than its device_memory_gib .*{remedy}"):
         run(step)
@@ -176,7 +177,7 @@ def test_a_limit_that_cannot_be_kept_is_an_error_before_anything_is_computed(che
 
 def test_layers_are_not_chosen_without_a_limit() -> None:
     with pytest.raises(UserError, match="'auto', but a CPU sets no limit: give the unit a device_memory_gib"):
-        make_step(checkpointing="auto").forecast_memory(IMAGE, AUDIO)
+        make_step(checkpointing="auto").places[0].forecast_memory(IMAGE, AUDIO)
 
 
 def test_layers_are_not_chosen_where_what_runs_again_is_kept() -> None:
@@ -187,16 +188,15 @@ def test_layers_are_not_chosen_where_what_runs_again_is_kept() -> None:
 def test_the_forecast_is_logged_once_and_not_exceeding_it_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "headrace.trainer.pipeline.memory_forecast")
     step = make_step()
-    memory = step.forecast_memory(IMAGE, AUDIO)
+    memory = step.places[0].forecast_memory(IMAGE, AUDIO)
     run(step)
     run(step)
     (line,) = [record.getMessage() for record in caplog.records if "memory forecast" in record.getMessage()]
     for field in ("weights_gib", "gradients_gib", "optimizer_gib", "activations_gib", "total_gib", "checkpointed_layers"):
         assert field in line
     caplog.clear()
-    place, forecast = Place("llm", 0, 0, 0), forecast_of(memory)
-    log_measured(place, forecast, int(1.05 * forecast.total))
-    log_measured(place, forecast, int(1.2 * forecast.total))
+    log_measured("llm replica 0", step.forecast_bytes, int(1.05 * forecast_of(memory).total))
+    log_measured("llm replica 0", step.forecast_bytes, int(1.2 * forecast_of(memory).total))
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
 
 

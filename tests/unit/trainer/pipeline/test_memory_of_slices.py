@@ -61,9 +61,9 @@ def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
     cuts, cpu = bounds(topology, SHAPE, **sizes)["llm"], torch.device("cpu")
     groups = ProcessGroups.make(topology, cpu, tied=True)
     place = topology.place(dist.get_rank())
-    stages = build_stages(whole_model, topology, place, cuts, seed=1, device=cpu, slices=groups.slices)
-    step = PipelineStep(topology, stages, groups)
-    memory = step.forecast_memory(IMAGE, AUDIO)
+    stages = build_stages(whole_model, topology, place, cuts, seed=1, device=cpu, slices=groups.of_place[place].slices)
+    step = PipelineStep(topology, {place: stages}, groups)
+    memory = step.places[0].forecast_memory(IMAGE, AUDIO)
     microbatches = [Microbatch(units={"llm": (sample,)}) for sample in range(MICROBATCHES)]
     planned = Topology(replicas=1, microbatches=MICROBATCHES, stages={"llm": 1})
     routes = Routes(StepPlan(strategy="by hand", seed=0, topology=planned, replicas=[microbatches]), {"llm": 1})
@@ -73,7 +73,7 @@ def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
         nothing: dict[str, Any] = {name: [] for name in SCHEMA.names}
         return packed([nothing | {"sample_id": portion.samples[0], "input_ids": ids, "labels": ids, "flags": 0}], "llm")
 
-    result = step.run(routes, step.prepare.feed(routes, text_of), 1e-3)
+    result = step.run(routes, [step.places[0].prepare.feed(routes, text_of)], 1e-3)
     assert memory.forecast is not None
     return (result.loss, result.grad_norm), memory.forecast.num_checkpointed, memory.forecast.total
 

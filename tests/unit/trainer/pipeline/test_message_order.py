@@ -20,12 +20,11 @@ from torch import Tensor
 from headrace.plan import Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
-from headrace.schedule import Kind
 from headrace.spec import STRATEGIES, parse
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
-from headrace.trainer.pipeline.channels import Channel, Channels, channels_between, channels_within, pairs_of_lanes
+from headrace.trainer.pipeline.channels import Channel, channels_between, channels_within, pairs_of_lanes
 from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
-from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.verify.cases import WEIGHTS, Case, every_pipeline
@@ -65,29 +64,28 @@ class Recorder:
     def __post_init__(self) -> None:
         self.channels = self
         self._unused: dict[tuple[Channel, int], Tensor] = {}
-        self._own: dict[tuple[Kind, int], Tensor] = {}
+        self._own: dict[tuple[Channel, int], Tensor] = {}
 
     def open_between(self, _: object) -> None:
         """No channel needs to be opened."""
 
-    def send(self, tensor: Tensor, kind: Kind, to: int, number: int) -> None:
-        if to == self.rank:
-            self._own[kind, number] = tensor.detach().requires_grad_(tensor.requires_grad)
+    def send(self, tensor: Tensor, channel: Channel, number: int) -> None:
+        if channel.receiver == self.rank:
+            self._own[channel, number] = tensor.detach().requires_grad_(tensor.requires_grad)
         else:
-            self.posted.append(Operation(Channel(kind, self.rank, to), number, len(tensor), len(self.awaited)))
+            self.posted.append(Operation(channel, number, len(tensor), len(self.awaited)))
 
-    def expect(self, shape: tuple[int, int], kind: Kind, source: int, number: int, *, requires_grad: bool = False) -> None:
-        if source != self.rank:
-            channel = Channel(kind, source, self.rank)
+    def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
+        if channel.sender != self.rank:
             self.posted.append(Operation(channel, number, shape[0], len(self.awaited)))
             self._unused[channel, number] = torch.zeros(shape, requires_grad=requires_grad)
             unused = sum(channel == of for of, _ in self._unused)
             self.most_unused[channel] = max(self.most_unused[channel], unused)
 
-    def receive(self, kind: Kind, source: int, number: int) -> Tensor:
-        if source == self.rank:
-            return self._own.pop((kind, number))
-        self.awaited.append((Channel(kind, source, self.rank), number))
+    def receive(self, channel: Channel, number: int) -> Tensor:
+        if channel.sender == self.rank:
+            return self._own.pop((channel, number))
+        self.awaited.append((channel, number))
         return self._unused.pop(self.awaited[-1])
 
 
@@ -120,10 +118,9 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
         parts = [
             Instant(defaultdict(float), (1, 1, 1), is_last=ends and c == topology.chunks - 1) for c in range(topology.chunks)
         ]
-        executor = Executor(topology, place, parts, torch.float32, cast(Channels, None))
         recorder = Recorder(rank)
         recorders.append(recorder)
-        executor.wire = cast(Any, recorder)
+        executor = Executor(topology, place, parts, cast(Any, recorder))
 
         def data_of(portion: Portion, fed: list[Portion] = recorder.fed) -> PackedMicrobatch:
             fed.append(portion)
@@ -131,7 +128,7 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
             counts = torch.ones(len(good), dtype=torch.int32)
             return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
 
-        executor.run(routes, executor.prepare.feed(routes, data_of))
+        run_step([executor], routes, [executor.prepare.feed(routes, data_of)])
     return recorders
 
 

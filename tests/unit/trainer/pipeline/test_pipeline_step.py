@@ -52,11 +52,11 @@ def make_step(settings: OptimizerSpec, *, shard_weights: bool = False, compile: 
     topology = with_cuts(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
     cuts = bounds(topology, SHAPE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
     groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
-    groups = replace(groups, replicas=groups.everybody) if shard_weights else groups
-    stages = build_stages(
-        whole_model, topology, topology.place(0), cuts, seed=1, device=torch.device("cpu"), slices=groups.slices
-    )
-    return PipelineStep(topology, stages, groups, settings=settings)
+    place = topology.place(0)
+    if shard_weights:
+        groups = replace(groups, of_place={place: replace(groups.of_place[place], replicas=groups.everybody)})
+    stages = build_stages(whole_model, topology, place, cuts, seed=1, device=torch.device("cpu"), slices=None)
+    return PipelineStep(topology, {place: stages}, groups, settings=settings)
 
 
 def routes() -> Routes:
@@ -67,7 +67,7 @@ def routes() -> Routes:
 
 
 def run(step: PipelineStep, learning_rate: float) -> StepResult:
-    return step.run(routes(), step.prepare.feed(routes(), text_of), learning_rate)
+    return step.run(routes(), [step.places[0].prepare.feed(routes(), text_of)], learning_rate)
 
 
 def text_of(portion: Portion) -> PackedMicrobatch:
@@ -101,12 +101,12 @@ def test_a_stage_that_gathers_its_weights_learns_the_same_and_forecasts_what_it_
         assert (found.loss, found.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
     assert sum(parameter.untyped_storage().nbytes() for parameter in sharded.parameters) == 0
     assert memory.forecast is not None
-    whole = sum(4 * parameter.numel() for parameter in step.parameters)
+    whole = sum(4 * parameter.numel() for parameter in step.places[0].parameters)
     largest = max(stage.sharded.gathered_bytes for stage in sharded.stages if stage.sharded is not None)
     assert memory.forecast.state.weights == whole + largest
     assert 0 < largest < whole
     loss_sum, num_targets = sharded.evaluate(routes(), sharded.prepare.feed(routes(), text_of))
-    expected, _ = step.evaluate(routes(), step.prepare.feed(routes(), text_of))
+    expected, _ = step.evaluate(routes(), [step.places[0].prepare.feed(routes(), text_of)])
     assert loss_sum == pytest.approx(expected, rel=1e-5)
     assert num_targets > 0
 
@@ -131,27 +131,27 @@ def spoilt(step: PipelineStep) -> torch.utils.hooks.RemovableHandle:
     """The second microbatch has a loss that is no number, until this is removed."""
     length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
     assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
-    up = step.stages[0].layers[0].mlp.up
+    up = step.places[0].stages[0].layers[0].mlp.up
     return up.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
 
 
 def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep, spoilt: Any) -> None:
-    before = [parameter.detach().clone() for parameter in step.parameters]
+    before = [parameter.detach().clone() for parameter in step.places[0].parameters]
     with pytest.raises(HeadraceError, match=r"\(loss nan, .* in a microbatch of the samples 8, 9; it is not committed"):
         run(step, 1e-2)
     spoilt.remove()
-    assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
-    assert all(parameter.grad is None for parameter in step.parameters)
+    assert all(torch.equal(one, other) for one, other in zip(before, step.places[0].parameters, strict=True))
+    assert all(parameter.grad is None for parameter in step.places[0].parameters)
     assert run(step, 1e-2).target_weight > 0
 
 
 @pytest.mark.parametrize("step", [OptimizerSpec(on_nan="skip", max_skips_in_row=2)], indirect=True)
 def test_a_skipped_step_changes_nothing_and_its_samples_are_known(step: PipelineStep, spoilt: Any) -> None:
-    before = [parameter.detach().clone() for parameter in step.parameters]
+    before = [parameter.detach().clone() for parameter in step.places[0].parameters]
     assert [run(step, 1e-2).skipped for _ in range(2)] == [1, 2]
     assert step.non_finite_samples == [8, 9]
-    assert all(torch.equal(one, other) for one, other in zip(before, step.parameters, strict=True))
-    assert not list(step.optimizer.state())
+    assert all(torch.equal(one, other) for one, other in zip(before, step.places[0].parameters, strict=True))
+    assert not list(step.places[0].optimizer.state())
     with pytest.raises(HeadraceError, match="the 2 before it were skipped as well"):
         run(step, 1e-2)
     spoilt.remove()

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from headrace.schedule import Kind
 from headrace.spec import parse
-from headrace.trainer.pipeline.channels import ChannelEnd, Channels
+from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.ordered_backend import OrderedBackend
@@ -37,11 +37,19 @@ def wires_of(backends: Sequence[object], dtype: torch.dtype = torch.float32) -> 
 
     def make(rank: int) -> Wire:
         backend = cast(dist.ProcessGroup, backends[rank])
-        channels = Channels(TOPOLOGY, rank, CPU, lambda channel: ChannelEnd(backend, 1 - rank, channel.kind))
-        return Wire(rank, channels, CPU, dtype)
+        channels = Channels(TOPOLOGY, rank, CPU, lambda ranks: ChannelEnd(backend, 1 - rank, ranks.tag))
+        return Wire(channels, CPU, dtype)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(make, range(2)))
+
+
+def forward(sender: int, receiver: int) -> Channel:
+    return Channel(Kind.FORWARD, sender, receiver)
+
+
+def backward(sender: int, receiver: int) -> Channel:
+    return Channel(Kind.BACKWARD, sender, receiver)
 
 
 @pytest.fixture
@@ -52,30 +60,30 @@ def wires(backends: list[ProcessGroupGloo]) -> list[Wire]:
 def test_a_tensor_is_kept_until_its_answer_comes(wires: list[Wire]) -> None:
     rows = torch.ones(SHAPE, requires_grad=True) * 7
     sent = weakref.ref(rows)
-    wires[0].send(rows, Kind.FORWARD, 1, 4)
+    wires[0].send(rows, forward(0, 1), 4)
     del rows
-    wires[1].expect(SHAPE, Kind.FORWARD, 0, 4)
-    assert wires[1].receive(Kind.FORWARD, 0, 4).tolist() == torch.full(SHAPE, 7.0).tolist()
+    wires[1].expect(SHAPE, forward(0, 1), 4)
+    assert wires[1].receive(forward(0, 1), 4).tolist() == torch.full(SHAPE, 7.0).tolist()
     assert sent() is not None
 
-    wires[0].expect(SHAPE, Kind.BACKWARD, 1, 7)  # of another message
-    wires[1].send(torch.zeros(SHAPE), Kind.BACKWARD, 0, 7)
-    wires[0].receive(Kind.BACKWARD, 1, 7)
+    wires[0].expect(SHAPE, backward(1, 0), 7)  # of another message
+    wires[1].send(torch.zeros(SHAPE), backward(1, 0), 7)
+    wires[0].receive(backward(1, 0), 7)
     assert sent() is not None
 
-    wires[0].expect(SHAPE, Kind.BACKWARD, 1, 4)
-    wires[1].send(torch.zeros(SHAPE), Kind.BACKWARD, 0, 4)
-    wires[0].receive(Kind.BACKWARD, 1, 4)
+    wires[0].expect(SHAPE, backward(1, 0), 4)
+    wires[1].send(torch.zeros(SHAPE), backward(1, 0), 4)
+    wires[0].receive(backward(1, 0), 4)
     assert sent() is None
 
 
 def test_a_tensor_without_an_answer_is_kept_until_all_have_left(wires: list[Wire]) -> None:
     rows = torch.ones(SHAPE)
     sent = weakref.ref(rows)
-    wires[0].send(rows, Kind.FORWARD, 1, 4)
+    wires[0].send(rows, forward(0, 1), 4)
     del rows
-    wires[1].expect(SHAPE, Kind.FORWARD, 0, 4)
-    wires[1].receive(Kind.FORWARD, 0, 4)
+    wires[1].expect(SHAPE, forward(0, 1), 4)
+    wires[1].receive(forward(0, 1), 4)
     assert sent() is not None
     wires[0].flush()
     assert sent() is None
@@ -90,11 +98,11 @@ def test_a_tensor_without_an_answer_is_dropped_once_it_has_left_where_the_backen
     for number in range(3):
         rows = torch.ones(SHAPE)
         sent.append(weakref.ref(rows))
-        wires[1].send(rows, Kind.BACKWARD, 0, number)
+        wires[1].send(rows, backward(1, 0), number)
         del rows
         if number < 2:
-            wires[0].expect(SHAPE, Kind.BACKWARD, 1, number)
-            wires[0].receive(Kind.BACKWARD, 1, number)
+            wires[0].expect(SHAPE, backward(1, 0), number)
+            wires[0].receive(backward(1, 0), number)
     assert sent[0]() is None
     assert sent[2]() is not None, "nobody has taken it"
 
@@ -103,19 +111,19 @@ def test_a_message_is_kept_until_it_is_needed(wires: list[Wire]) -> None:
     """They are expected in the order in which they are sent, and taken in another one."""
     numbers = [5, 2, 9]
     for number in numbers:
-        wires[0].send(torch.full((number, 2), float(number)), Kind.FORWARD, 1, number)
+        wires[0].send(torch.full((number, 2), float(number)), forward(0, 1), number)
     for number in numbers:
-        wires[1].expect((number, 2), Kind.FORWARD, 0, number)
+        wires[1].expect((number, 2), forward(0, 1), number)
     for number in sorted(numbers):
-        assert wires[1].receive(Kind.FORWARD, 0, number).tolist() == torch.full((number, 2), float(number)).tolist()
+        assert wires[1].receive(forward(0, 1), number).tolist() == torch.full((number, 2), float(number)).tolist()
 
 
 @pytest.mark.parametrize("receiver", [0, 1], ids=["to itself", "to another"])
 def test_what_arrives_is_cut_off_from_what_it_was_made_of(wires: list[Wire], receiver: int) -> None:
     source = torch.ones(SHAPE, requires_grad=True)
-    wires[receiver].expect(SHAPE, Kind.FORWARD, 0, 0, requires_grad=True)
-    wires[0].send(source * 2, Kind.FORWARD, receiver, 0)
-    arrived = wires[receiver].receive(Kind.FORWARD, 0, 0)
+    wires[receiver].expect(SHAPE, forward(0, receiver), 0, requires_grad=True)
+    wires[0].send(source * 2, forward(0, receiver), 0)
+    arrived = wires[receiver].receive(forward(0, receiver), 0)
     (arrived * 3).sum().backward()
     assert arrived.grad is not None
     assert arrived.grad.tolist() == torch.full(SHAPE, 3.0).tolist()
@@ -126,9 +134,9 @@ def test_what_arrives_is_cut_off_from_what_it_was_made_of(wires: list[Wire], rec
 def test_rows_go_in_the_dtype_of_the_wire_one_behind_the_other(backends: list[ProcessGroupGloo], receiver: int) -> None:
     wires = wires_of(backends, torch.bfloat16)
     rows = torch.arange(6.0, requires_grad=True).reshape(2, 3).T
-    wires[receiver].expect(SHAPE, Kind.FORWARD, 0, 0, requires_grad=True)
-    wires[0].send(rows, Kind.FORWARD, receiver, 0)
-    arrived = wires[receiver].receive(Kind.FORWARD, 0, 0)
+    wires[receiver].expect(SHAPE, forward(0, receiver), 0, requires_grad=True)
+    wires[0].send(rows, forward(0, receiver), 0)
+    arrived = wires[receiver].receive(forward(0, receiver), 0)
     assert arrived.dtype == torch.bfloat16
     assert arrived.requires_grad
     assert arrived.tolist() == rows.tolist()

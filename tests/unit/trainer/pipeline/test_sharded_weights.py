@@ -136,7 +136,7 @@ def test_all_replicas_run_the_same_actions_where_one_has_fewer_microbatches() ->
         topology = parse(PipelineTopology, {"units": units}, "topology")
         ((actions,),) = (actions_of(topology, routes, "vision", 1),)
         assert len(actions) == number
-        assert len(check_order(topology, routes, topology.place(1))) == number
+        assert len(check_order(topology, routes, [topology.place(1)]).turns) == number
     assert actions_of(topology, routes, "llm", 0) == actions_of(topology, routes, "llm", 1)
 
 
@@ -147,7 +147,7 @@ def test_a_replica_that_would_wait_forever_is_the_error_of_those_too_that_meet_i
         units = {unit: {"dp": 2, "shard_weights": shard} for unit in ("vision", "llm")}
         topology = parse(PipelineTopology, {"units": units}, "topology")
         with pytest.raises(HeadraceError, match="wait for itself") if shard else nullcontext():
-            check_order(topology, routes, topology.place(0))
+            check_order(topology, routes, [topology.place(0)])
 
 
 def _routes(vision: list[list[tuple[int, ...]]], llm: list[list[tuple[int, ...]]] | None = None) -> Routes:

@@ -57,7 +57,7 @@ units:
     assert topology.units["llm"] == UnitTopology(dp=1, tp=2, pp=2, checkpointing=True, cuts=(1, 2, 3))
     assert topology.units["audio"] == UnitTopology(frozen=True, frozen_projector=True)
     assert (topology.schedule, topology.chunks, topology.in_flight) == ("interleaved", 2, None)
-    assert (topology.num_parts("llm"), topology.num_ranks("llm"), topology.world_size) == (4, 4, 8)
+    assert (topology.num_parts("llm"), topology.units["llm"].num_places, topology.world_size) == (4, 4, 8)
 
 
 def test_the_default_is_1f1b_in_one_process_a_unit() -> None:

@@ -80,29 +80,36 @@ def test_values_go_to_the_host_and_back() -> None:
         assert tensor.requires_grad
 
 
+FORWARD, BACKWARD = Channel(Kind.FORWARD, 0, 1), Channel(Kind.BACKWARD, 1, 0)
+
+
+class Ends(dict[Channel, ChannelEnd]):
+    """Takes the place of the channels of a topology."""
+
+    def are_within(self, _: Channel) -> bool:
+        return False
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_activations_and_gradients_arrive_on_the_device(dtype: torch.dtype) -> None:
     def run(rank: int, group: dist.ProcessGroup) -> Tensor:
         of_device = staged(group, DEVICE)
-        channels: Any = {
-            Channel(Kind.FORWARD, 0, 1): ChannelEnd(of_device, 1 - rank, 0),
-            Channel(Kind.BACKWARD, 1, 0): ChannelEnd(of_device, 1 - rank, 1),
-        }
-        wire = Wire(rank, channels, DEVICE, dtype, waiting(methodcaller("wait")))
+        channels: Any = Ends({FORWARD: ChannelEnd(of_device, 1 - rank, 0), BACKWARD: ChannelEnd(of_device, 1 - rank, 1)})
+        wire = Wire(channels, DEVICE, dtype, waiting(methodcaller("wait")))
         weights = torch.full(SHAPE, 1.5, device=DEVICE, requires_grad=True)
         if rank == 0:
             activations = 2 * weights
-            wire.expect(SHAPE, Kind.BACKWARD, 1, 0)
-            wire.send(activations, Kind.FORWARD, 1, 0)
-            activations.backward(wire.receive(Kind.BACKWARD, 1, 0).to(activations.dtype))
+            wire.expect(SHAPE, BACKWARD, 0)
+            wire.send(activations, FORWARD, 0)
+            activations.backward(wire.receive(BACKWARD, 0).to(activations.dtype))
         else:
-            wire.expect(SHAPE, Kind.FORWARD, 0, 0, requires_grad=True)
-            hidden = wire.receive(Kind.FORWARD, 0, 0)
+            wire.expect(SHAPE, FORWARD, 0, requires_grad=True)
+            hidden = wire.receive(FORWARD, 0)
             assert isinstance(hidden, DeviceTensor)
             assert hidden.values.tolist() == [[3.0, 3.0]] * 3
             (hidden * hidden).sum().backward()
             assert hidden.grad is not None
-            wire.send(hidden.grad, Kind.BACKWARD, 0, 0)
+            wire.send(hidden.grad, BACKWARD, 0)
         wire.flush()
         assert rank == 1 or isinstance(weights.grad, DeviceTensor)
         return weights.grad.values if rank == 0 else torch.empty(0)  # type: ignore[union-attr]

@@ -4,6 +4,9 @@ NCCL ignores tags, and runs the sends and receives of a communicator in the orde
 is posted in front of a send holds up the send, on both sides if both do so. So no communicator is used in both directions, nor
 for activations and gradients together: every channel has its own, in which one process only sends and the other only receives.
 gloo goes by tags, and has one group for all.
+
+A channel connects two places of the topology (`PipelineTopology.number`), and so tells the messages of units that share ranks
+apart. What a process sends from one of its places to another needs no channel.
 """
 
 from __future__ import annotations
@@ -30,11 +33,24 @@ Pair = tuple[Replica, Replica]
 
 
 class Channel(NamedTuple):
-    """All messages of a kind, FORWARD or BACKWARD, that one rank sends to another."""
+    """All messages of a kind, FORWARD or BACKWARD, that one place, by its number, sends to another."""
 
     kind: Kind
     sender: int
     receiver: int
+
+    @property
+    def back(self) -> Channel:
+        """The channel of the activations that a channel of gradients answers."""
+        return Channel(Kind.FORWARD, self.receiver, self.sender)
+
+
+class ChannelRanks(NamedTuple):
+    """What carries a channel: two ranks, and what tells the channel from others between them."""
+
+    sender: int
+    receiver: int
+    tag: int
 
 
 class ChannelEnd(NamedTuple):
@@ -48,7 +64,7 @@ class ChannelEnd(NamedTuple):
     """The same for all messages of a channel. Backends that know tags can have several channels, with a tag for each."""
 
 
-OpenEnd = Callable[[Channel], ChannelEnd | None]
+OpenEnd = Callable[[ChannelRanks], ChannelEnd | None]
 """A function that opens a channel together with the process at the other end; None: this process is at neither end of it."""
 
 
@@ -68,6 +84,8 @@ class Channels:
         `open_end`: None is `suited_end`. `wait`: function that waits for a message.
         """
         self._topology, self._rank, self._device, self._wait = topology, rank, device, wait
+        self._rank_of = topology.rank_of
+        self._unit_of = [index for index, size in enumerate(topology.units.values()) for _ in range(size.num_places)]
         self._open_end = open_end or partial(suited_end, rank=rank, device=device)
         self._ends: dict[Channel, ChannelEnd] = {}
         self._open_pairs: set[Pair] = set()
@@ -76,6 +94,10 @@ class Channels:
 
     def __getitem__(self, channel: Channel) -> ChannelEnd:
         return self._ends[channel]
+
+    def are_within(self, channel: Channel) -> bool:
+        """Whether both ends of the channel are places of this process."""
+        return self._rank_of[channel.sender] == self._rank_of[channel.receiver]
 
     def open_between(self, pairs: Iterable[Pair]) -> None:
         """Open the channels between these replicas that are not open yet. All processes call it with the same pairs."""
@@ -92,15 +114,23 @@ class Channels:
         connected and it is enqueued.
         """
         for channel in sorted(channels):
-            end = self._open_end(channel)
+            ranks = self._ranks(channel)
+            end = None if self.are_within(channel) else self._open_end(ranks)
             if end is not None:
                 self._ends[channel] = end
                 first = torch.zeros(1, device=self._device)
-                pass_on = end.backend.send if channel.sender == self._rank else end.backend.recv
+                pass_on = end.backend.send if ranks.sender == self._rank else end.backend.recv
                 self._wait(pass_on([first], end.peer, end.tag))
 
+    def _ranks(self, channel: Channel) -> ChannelRanks:
+        """Return what is to carry a channel. Two ranks have at most one of each kind between the same two units."""
+        kind, sender, receiver = channel
+        units = self._unit_of[sender] * len(self._topology.units) + self._unit_of[receiver]
+        line = units if self._topology.shares_ranks else 0
+        return ChannelRanks(self._rank_of[sender], self._rank_of[receiver], line * len(Kind) + kind)
 
-def suited_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+
+def suited_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
     """Return this rank's end of a channel, as suits the backend; None: it is at neither.
 
     gloo goes by tags, so that the default group serves for all channels: each more of its groups would have threads that wake up
@@ -108,23 +138,23 @@ def suited_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd 
     """
     backend = cast(dist.ProcessGroup, dist.distributed_c10d._get_default_group()._get_backend(device))
     if not isinstance(backend, dist.ProcessGroupGloo):
-        return group_end(channel, rank, device)
-    _, sender, receiver = channel
-    return ChannelEnd(backend, sender + receiver - rank, channel.kind) if rank in (sender, receiver) else None
+        return group_end(ranks, rank, device)
+    sender, receiver, tag = ranks
+    return ChannelEnd(backend, sender + receiver - rank, tag) if rank in (sender, receiver) else None
 
 
-def group_end(channel: Channel, rank: int, device: torch.device) -> ChannelEnd | None:
+def group_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
     """Make a channel's own group of `torch.distributed`, and return this rank's end; None: it is at neither.
 
     Every process of the default group calls it, as torch numbers groups; those at neither end do not wait for anybody.
     """
-    ranks = sorted(channel[1:])
-    group = dist.new_group(ranks, timeout=GROUP_TIMEOUT)
-    if rank not in ranks:
+    both = sorted((ranks.sender, ranks.receiver))
+    group = dist.new_group(both, timeout=GROUP_TIMEOUT)
+    if rank not in both:
         return None
     # The backend is called directly: the overhead of torch.distributed and of a group's dispatch takes as long as a message.
     backend = cast(dist.ProcessGroup, group._get_backend(device))  # it has the same methods
-    return ChannelEnd(backend, peer=1 - ranks.index(rank))
+    return ChannelEnd(backend, peer=1 - both.index(rank))
 
 
 def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
@@ -137,9 +167,9 @@ def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
         }
         for replica in range(size.dp):
             for tensor_slice in range(size.tp):
-                ranks = [topology.rank(Place(unit, replica, stage, tensor_slice)) for stage in range(size.pp)]
+                places = [topology.number(Place(unit, replica, stage, tensor_slice)) for stage in range(size.pp)]
                 for kind, of_kind in ((Kind.FORWARD, links), (Kind.BACKWARD, backward)):
-                    yield from (Channel(kind, ranks[one], ranks[other]) for one, other in of_kind if one != other)
+                    yield from (Channel(kind, places[one], places[other]) for one, other in of_kind if one != other)
 
 
 def channels_between(topology: PipelineTopology, source: Replica, target: Replica) -> Iterator[Channel]:
@@ -149,7 +179,7 @@ def channels_between(topology: PipelineTopology, source: Replica, target: Replic
     """
     last = topology.units[source[0]].pp - 1
     ends, begins = (
-        [topology.rank(Place(unit, replica, stage, number)) for number in range(topology.units[unit].tp)]
+        [topology.number(Place(unit, replica, stage, index)) for index in range(topology.units[unit].tp)]
         for (unit, replica), stage in ((source, last), (target, 0))
     )
     for number, receiver in enumerate(begins):

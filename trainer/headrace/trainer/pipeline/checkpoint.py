@@ -26,6 +26,7 @@ from headrace.trainer.pipeline.checkpoint_files import (
 )
 from headrace.trainer.pipeline.page_locked import PageLockedBlocks
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.place_step import PlaceStep
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class CheckpointWriter:
             return
         self._wait()
         self._saved = step
-        copies = {key: self._copy(key, tensor) for key, tensor in _written(self._step)}
+        copies = {key: self._copy(key, tensor) for place in self._step.places for key, tensor in _written(place)}
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         self._writing = self._thread.submit(self._write, step, {**loader, **self._training_record}, copies)
@@ -121,6 +122,11 @@ def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
 
     Raises UserError if the checkpoint is of another model.
     """
+    for place in step.places:
+        _load_place(checkpoint, place)
+
+
+def _load_place(checkpoint: Checkpoint, step: PlaceStep) -> None:
     for weight, parameter in step.whole(_held(step), writes=True):
         with torch.no_grad():
             parameter.copy_(checkpoint.read(weight, parameter.shape))
@@ -133,8 +139,8 @@ def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
             step.optimizer.load_state(parameter, {kind: tensor.to(parameter.device) for kind, tensor in state.items()})
 
 
-def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
-    """Yield the parameters of this process, each with the key of its weight (or tensor-parallel slice) in a checkpoint."""
+def _held(step: PlaceStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
+    """Yield the parameters of a place, each with the key of its weight (or tensor-parallel slice) in a checkpoint."""
     place = step.place
     slices = step.topology.units[place.unit].tp
     held = {name: parameter for stage in step.stages for name, parameter in stage.model.named_parameters()}
@@ -146,8 +152,8 @@ def _held(step: PipelineStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
             yield TensorKey(name=name, kind=WEIGHT, dim=dim, index=place.slice, count=slices), parameter
 
 
-def _written(step: PipelineStep) -> Iterator[tuple[TensorKey, Tensor]]:
-    """Yield the tensors that this process has to write, with their keys: weights, then optimizer state. Collective.
+def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
+    """Yield the tensors that a place has to write, with their keys: weights, then optimizer state. Collective.
 
     What is yielded is to be copied before the next one: moments are gathered from the replicas a few at a time.
     """

@@ -16,30 +16,44 @@ from headrace.trainer.pipeline.channels import Replica
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.message_order import Message, Post, Program
 from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.shared_order import hosts_of, shared_order
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
 
-def check_order(topology: PipelineTopology, routes: Routes, place: Place) -> list[int]:
-    """Return for each action of a place how many of its first actions must have sent before all messages that it takes can come.
+@dataclass(frozen=True, slots=True, eq=False)
+class Rehearsed:
+    """What the rehearsal of a step tells a process, for each of its actions in their order."""
 
-    Raises HeadraceError, naming a blocked action, if this replica or one that it exchanges samples with would wait forever.
+    turns: Sequence[Post]
+    """The place whose next action it is."""
+    needed: Sequence[int]
+    """How many of the process's first actions must have sent before all messages that it takes can come."""
 
-    Replicas that it exchanges samples with through others count too. If samples change replicas, which connects nearly all of
-    them, all are rehearsed as one first, which suffices for most plans and does not grow with their number. It must suffice if
+
+def check_order(topology: PipelineTopology, routes: Routes, places: Sequence[Place]) -> Rehearsed:
+    """Rehearse a step for a process with these places, of which there are several where units share its rank.
+
+    Raises HeadraceError, naming a blocked action, if a replica of its places or one that these exchange samples with would wait
+    forever.
+
+    Replicas that they exchange samples with through others count too, and all that share a rank with one of them. If samples
+    change replicas, which connects nearly all of them, all are rehearsed as one first, which suffices for most plans and does not
+    grow with their number; but not where ranks are shared, as replicas then differ in whose turn it is. It must suffice if
     replicas gather weights from each other, for which they meet in every action.
     """
-    if routes.crosses or topology.shards_weights:
+    own = {(place.unit, place.replica, place.stage) for place in places}
+    if (routes.crosses or topology.shards_weights) and not topology.shares_ranks:
         one_of_each = [(unit, 0) for unit in topology.units]
-        as_one = _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each, (place.unit, 0, place.stage))
+        as_one_post = {(unit, 0, stage) for unit, _, stage in own}
+        as_one = _Rehearsal(topology, _as_one_replica(routes, topology), one_of_each, as_one_post)
         if as_one.is_done():
-            return as_one.needed
+            return Rehearsed([*own] * len(as_one.needed), as_one.needed)
         if topology.shards_weights:
             raise HeadraceError(as_one.blocked())
-    own = place.unit, place.replica, place.stage
-    rehearsal = _Rehearsal(topology, routes, _connected_replicas(routes, place), own)
+    rehearsal = _Rehearsal(topology, routes, _connected_replicas(topology, routes, places), own)
     if not rehearsal.is_done():
         raise HeadraceError(rehearsal.blocked())
-    return rehearsal.needed
+    return Rehearsed(rehearsal.turns, rehearsal.needed)
 
 
 def check_rows(
@@ -70,14 +84,20 @@ def check_rows(
         )
 
 
-def _connected_replicas(routes: Routes, place: Place) -> set[Replica]:
-    """Return the (unit, replica) pairs that exchange samples with this place's replica, directly or through others, and it."""
+def _connected_replicas(topology: PipelineTopology, routes: Routes, places: Sequence[Place]) -> set[Replica]:
+    """Return the (unit, replica) pairs that exchange samples or share ranks with those of the places, directly or through others,
+    and these themselves.
+    """
     neighbours: dict[Replica, set[Replica]] = {}
+    for rank in range(topology.world_size) if topology.shares_ranks else ():
+        together = {(place.unit, place.replica) for place in topology.places(rank)}
+        for one in together:
+            neighbours.setdefault(one, set()).update(together)
     for handover in routes.handovers:
         one, other = ((portion.unit, portion.replica) for portion in (handover.source, handover.target))
         neighbours.setdefault(one, set()).add(other)
         neighbours.setdefault(other, set()).add(one)
-    found, new = set(), {(place.unit, place.replica)}
+    found, new = set(), {(place.unit, place.replica) for place in places}
     while new:
         found |= new
         new = {other for one in new for other in neighbours.get(one, ())} - found
@@ -136,11 +156,13 @@ class _Rehearsal:
     of its channel; that some are posted an action ahead can only make messages arrive sooner.
     """
 
-    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[Replica], own: Post) -> None:
-        """`own`: the program of which `needed` tells."""
+    def __init__(self, topology: PipelineTopology, routes: Routes, replicas: Collection[Replica], own: Collection[Post]) -> None:
+        """`own`: the programs of one process, of which `turns` and `needed` tell."""
         self._own = own
+        self.turns: list[Post] = []
+        """Whose the actions of `own` were that have run, in their order."""
         self.needed: list[int] = []
-        """For each action of `own` that has run, how many of its first actions had to run before."""
+        """For each of them, how many of the first ones had to run before."""
         self._schedule = topology.schedule
         self._programs = [
             Program(topology, routes, (unit, replica, stage))
@@ -150,8 +172,13 @@ class _Rehearsal:
         self._left = {program.post: deque(program.actions) for program in self._programs}
         self._channels: dict[tuple[Kind, Post, Post], _Channel] = {}
         self._turns: dict[Message, int] = {}  # place of each message on its channel
-        self._had_run: dict[Post, int] = {}  # how many of `own`'s actions had to run before what a program has run so far
-        self._carried: dict[Message, int] = {}  # the same, of what was sent and not taken yet
+        self._carried: dict[Message, int] = {}  # how many of `own`'s actions had to run before what was sent and not taken yet
+        self._had_run: dict[object, int] = {}  # the same, before what each process has run so far
+        self._processes: dict[Post, tuple[object, ...]] = {program.post: (program.post,) for program in self._programs}
+        self._due: dict[object, deque[Post]] = {}  # whose turn it is on each shared rank
+        if topology.shares_ranks:
+            self._processes = {program.post: hosts_of(topology, program.post) for program in self._programs}
+            self._due = {rank: deque(posts) for rank, posts in shared_order(topology, self._programs).items()}
         self._forwards: set[tuple[Post, int, int]] = set()  # program, portion and chunk of the forwards that have run
         for program in self._programs:
             for (kind, sender), messages in program.arriving().items():
@@ -184,8 +211,11 @@ class _Rehearsal:
         return len(left) < before
 
     def _take(self, program: Program, action: Action) -> bool:
+        post, processes = program.post, self._processes[program.post]
+        if self._due and not all(self._due[process] and self._due[process][0] == post for process in processes):
+            return False
         portions = program.portions_of(action)
-        forwards = {(program.post, portion, action.chunk) for portion in portions}
+        forwards = {(post, portion, action.chunk) for portion in portions}
         if action.kind == Kind.FORWARD:
             self._forwards |= forwards
         elif not forwards <= self._forwards:
@@ -197,10 +227,14 @@ class _Rehearsal:
             if channel.received <= turn:
                 return False
         had_run = max((self._carried.pop(message) for message in needed), default=0)
-        if program.post == self._own:
+        if post in self._own:
+            self.turns.append(post)
             self.needed.append(had_run)
             had_run = len(self.needed)
-        had_run = self._had_run[program.post] = max(had_run, self._had_run.get(program.post, 0))
+        had_run = max(had_run, *(self._had_run.get(process, 0) for process in processes))
+        self._had_run.update(dict.fromkeys(processes, had_run))
+        for process in processes if self._due else ():
+            self._due[process].popleft()
         for portion in portions:
             for message in program.sends(action, portion):
                 self._carried[message] = had_run

@@ -23,9 +23,10 @@ from headrace.trainer.pipeline.cargo import Cargo
 from headrace.trainer.pipeline.channels import Channels
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.events import Recording
-from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.routes import Portion, Routes
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.send_receive import Wire
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
 EMULATED = "EMULATED"
 """The label beside every time that is reported of an emulated pipeline."""
@@ -47,9 +48,10 @@ class EmulatedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulated:
-    """What one process did in an emulated step: its events, and how long it slept."""
+    """What one process did in an emulated step: the events of its places, and how long it slept."""
 
-    recording: Recording
+    recordings: Sequence[Recording]
+    """Of each of its places, in pipeline order."""
     asked_s: float
     """Seconds that all sleeps together should have taken."""
     slept_s: float
@@ -127,28 +129,36 @@ def emulate(step: EmulatedStep, channels: Channels) -> Emulated:
 
     Every process of the default group calls it, and the topology has a place for each of them. `channels`: of this process.
     """
-    topology = step.topology
-    place = topology.place(dist.get_rank())
-    num_parts = topology.num_parts(place.unit)
-    forward_s = {sample: seconds / num_parts for sample, seconds in step.forward_s[place.unit].items()}
-    ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
-    parts = [
-        EmulatedChunk(forward_s, step.factors[place.unit], is_last=ends and chunk == topology.chunks - 1)
-        for chunk in range(topology.chunks)
-    ]
-    executor = Executor(topology, place, parts, torch.float32, channels)
-    routes = Routes(step.plan, topology.replicas)
-    empty = collate(())
-    cargo: dict[Portion, Cargo] = {}  # made before the step, as in training beside it
-    for portion in routes.portions(place.unit, place.replica):
-        count = len(portion.samples)
-        data = replace(empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(count, dtype=torch.int32))
-        cargo[portion] = executor.prepare(routes, portion, data)
+    topology, routes = step.topology, Routes(replace(step.plan, forward_s=step.forward_s), step.topology.replicas)
+    wire = Wire(channels, torch.device("cpu"), torch.float32)
+    executors = [Executor(topology, place, _chunks(step, place), wire) for place in topology.places(dist.get_rank())]
+    cargoes = [_cargo_of(executor, routes) for executor in executors]  # made before the step, as in training beside it
     dist.barrier()
-    executor.run(routes, cargo.__getitem__)
-    executor.wire.flush()
+    run_step(executors, routes, [cargo.__getitem__ for cargo in cargoes])
+    wire.flush()
+    parts = [chunk for executor in executors for chunk in executor.chunks if isinstance(chunk, EmulatedChunk)]
     return Emulated(
-        recording=executor.clock.recording(),
+        recordings=[executor.clock.recording() for executor in executors],
         asked_s=sum(part.asked_s for part in parts),
         slept_s=sum(part.slept_s for part in parts),
     )
+
+
+def _chunks(step: EmulatedStep, place: Place) -> list[EmulatedChunk]:
+    topology, unit = step.topology, place.unit
+    forward_s = {sample: seconds / topology.num_parts(unit) for sample, seconds in step.forward_s[unit].items()}
+    ends = unit == list(topology.units)[-1] and place.stage == topology.stages[unit] - 1
+    return [
+        EmulatedChunk(forward_s, step.factors[unit], is_last=ends and chunk == topology.chunks - 1)
+        for chunk in range(topology.chunks)
+    ]
+
+
+def _cargo_of(executor: Executor, routes: Routes) -> dict[Portion, Cargo]:
+    empty = collate(())
+    cargo: dict[Portion, Cargo] = {}
+    for portion in routes.portions(executor.place.unit, executor.place.replica):
+        count = len(portion.samples)
+        data = replace(empty, sample_ids=torch.tensor(portion.samples), images_per_sample=torch.ones(count, dtype=torch.int32))
+        cargo[portion] = executor.prepare(routes, portion, data)
+    return cargo

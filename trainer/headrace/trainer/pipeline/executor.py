@@ -1,137 +1,42 @@
-"""Execution of one process's share of a step: its stage's actions in the schedule's order, and the messages around them."""
+"""Execution of one process's share of a step: the actions of its places in the schedule's order, and the messages around them."""
 
 from __future__ import annotations
 
-import math
-from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from operator import methodcaller
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from headrace.schedule import ZERO_BUBBLE, Action, Kind
-from headrace.trainer.models.loss import StepLoss
+from headrace.schedule import Action, Kind
 from headrace.trainer.pipeline.action_clock import ActionClock
-from headrace.trainer.pipeline.cargo import Cargo, CargoMaker, Feed
-from headrace.trainer.pipeline.channels import Channels
-from headrace.trainer.pipeline.chunk import Chunk, Output
+from headrace.trainer.pipeline.cargo import CargoMaker, Feed
+from headrace.trainer.pipeline.chunk import Chunk
 from headrace.trainer.pipeline.deadlock import check_order, check_rows
 from headrace.trainer.pipeline.memory_forecast import StageMemory
-from headrace.trainer.pipeline.message_order import Message, Program
+from headrace.trainer.pipeline.message_order import Post
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.step_run import Backwards, Move, StepRun, Totals
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
-from headrace.trainer.pipeline.weight_passes import WeightPasses
-
-
-class Backwards(Protocol):
-    """Who wants to know when a chunk's gradients are there, before the step ends."""
-
-    def last_backward(self, chunk: int) -> None:
-        """The next backward of the chunk is its last one in this step."""
-
-    def ran_backward(self, chunk: int) -> None:
-        """None of the chunk's actions is left in this step."""
-
-
-@dataclass(slots=True, eq=False)
-class Totals:
-    """One process's part of a step's loss; empty except on the last stages of the LLM and the generator."""
-
-    loss_sum: Tensor
-    """float64 scalar, on the device: to read it is to wait for the computation of the step."""
-    target_weight: float = 0.0
-    _losses: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
-    """Samples and loss of each portion."""
-
-    def add(self, loss: StepLoss, samples: Sequence[int]) -> None:
-        """Add the loss of a portion with these samples. The host does not wait for it."""
-        loss_sum = loss.loss_sum.detach()
-        self.loss_sum += loss_sum
-        self.target_weight += loss.target_weight
-        self._losses.append((samples, loss_sum))
-
-    def non_finite_samples(self) -> list[int]:
-        """Return the samples of portions whose loss is not finite. Waits for the device: for a step whose loss is not finite."""
-        return [sample for samples, loss in self._losses if not math.isfinite(float(loss)) for sample in samples]
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """What a position keeps of a portion between its forward and its backward."""
-
-    output: Output
-    hidden: Tensor | None = None
-    arrived: Sequence[Tensor] = ()
-    """Tensors received by the exchanges of `Cargo.arriving`, in their order; empty except on the unit's first position."""
-
-
-class _Link(NamedTuple):
-    """Peer and number of a message between two adjacent positions of a unit."""
-
-    rank: int
-    """Rank of the process at the other end."""
-    number: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Move:
-    """What an action does with one of its portions.
-
-    All moves are worked out before the step begins: between two computations, which leave nothing in the caches, the same work
-    takes several times as long.
-    """
-
-    kind: Kind
-    portion: int
-    chunk: Chunk
-    position: int
-    source: _Link | None
-    """Message from the adjacent position that the input comes from; None at the unit's end, where it comes by exchanges."""
-    target: _Link | None
-    """Message to the adjacent position that the output goes to; None at the unit's end, where it goes by exchanges."""
-    width: int
-    """Row width of the input."""
-    has_backward: bool
-    sends_gradient: bool
-    """Both as in `GradientFlow`, for this position."""
-    frees_cargo: bool
-    """Whether no later action needs the portion's cargo."""
-    takes: Sequence[Message]
-    """The messages that it needs."""
 
 
 class Executor:
-    """Runs the steps of one process, which has one stage object for each of the schedule's chunks."""
+    """Runs the steps of one place, which has one stage object for each of the schedule's chunks."""
 
     def __init__(
         self,
         topology: PipelineTopology,
         place: Place,
         chunks: Sequence[Chunk],
-        dtype: torch.dtype,
-        channels: Channels,
-        wait: Callable[[dist.Work], object] = methodcaller("wait"),
+        wire: Wire,
         backwards: Backwards | None = None,
     ) -> None:
-        """`dtype`: dtype of messages. `channels`: of this process. `wait`: function that waits for a message to arrive.
-        `backwards`: is told of the last backward of each chunk.
-        """
+        """`wire`: of this process. `backwards`: is told of the last backward of each chunk."""
         self.topology = topology
         self.place = place
         self.chunks = chunks
         self.prepare = CargoMaker(topology, place, chunks)
-        self.peers = [topology.rank(replace(place, stage=stage)) for stage in range(topology.units[place.unit].pp)]
-        """Ranks of the stages of this replica and TP slice, in stage order."""
-        self.wire = Wire(topology.rank(place), channels, chunks[0].device, dtype, wait)
+        self.wire = wire
         self.backwards = backwards
         self.sharded = [chunk.sharded for chunk in chunks if isinstance(chunk, Stage) and chunk.sharded is not None]
         """What gathers the weights of each chunk; empty if every replica keeps all."""
@@ -140,245 +45,79 @@ class Executor:
         self.memory: StageMemory | None = None
         """Forecasts and limits the memory of each step; None: nobody does."""
 
-    def run(self, routes: Routes, feed: Feed) -> Totals:
-        """Run forward and backward of all that the plan gives this process, adding to the gradients of its parameters.
+    def begin(self, routes: Routes, feed: Feed) -> StepRun:
+        """Return a run of all that the plan gives this place.
 
-        Messages may still be on their way until `wire.flush`.
-
-        Raises, before anything is computed, HeadraceError if the plan would deadlock, and UserError if this process would keep
-        more rows than its unit's `max_rows` or take more memory than its `device_memory_gib`.
+        Raises UserError if the place would keep more rows than its unit's `max_rows` or take more memory than its
+        `device_memory_gib`.
         """
-        needed = check_order(self.topology, routes, self.place)
-        self.wire.channels.open_between(routes.pairs)
-        run = _Run(self, routes, feed)
-        actions = run.program.actions
-        check_rows(self.topology, self.place, actions, run.num_rows)
+        run = StepRun(
+            self.topology,
+            self.place,
+            self.chunks,
+            self.wire,
+            routes,
+            feed,
+            backwards=self.backwards,
+            sharded=self.sharded,
+        )
+        check_rows(self.topology, self.place, run.program.actions, run.num_rows)
         if self.memory is not None:
-            self.memory.fit(actions, run.num_rows)
-        moves = [run.moves(action) for action in actions]
-        ends = {action.chunk: number for number, action in enumerate(actions) if action.kind != Kind.FORWARD}
-        for number, (of_action, coming) in enumerate(pairwise([*moves, []])):
-            with run.clock.timing(actions[number]):
-                if number == 0:
-                    run.load(of_action)
-                    run.post(of_action)
-                run.load(coming)
-                # A posted receive is a kernel of NCCL's: if it waited for what this action sends, and something in this action
-                # for the whole device, such as the allocator when it gives memory back, neither would end.
-                can_come = bool(coming) and needed[number + 1] <= number
-                if can_come:
-                    run.post(coming)  # one action ahead
-                run.take(actions[number], of_action, last_of_chunk=ends.get(actions[number].chunk) == number)
-                if not can_come:
-                    run.post(coming)
-        self.clock = run.clock
-        return run.totals
+            self.memory.fit(run.program.actions, run.num_rows)
+        return run
 
 
-class _Run:
-    """The state of one step in progress on one process."""
+def run_step(executors: Sequence[Executor], routes: Routes, feeds: Sequence[Feed]) -> list[Totals]:
+    """Run forward and backward of all that the plan gives this process, adding to the gradients of its parameters.
 
-    def __init__(self, executor: Executor, routes: Routes, feed: Feed) -> None:
-        self.totals = Totals(torch.zeros((), dtype=torch.float64, device=executor.chunks[0].device))
-        self.clock = ActionClock(executor.place, executor.wire, executor.chunks[0].device)
-        self._chunks, self._wire, self._peers = executor.chunks, executor.wire, executor.peers
-        self._feed = feed
-        place = executor.place
-        self.program = Program(executor.topology, routes, (place.unit, place.replica, place.stage))
-        self._last = self.program.flow.num_parts - 1  # the unit's last position
-        self._portions = self.program.portions  # from here on a portion is identified by its index in this list
-        self._arriving = {channel: deque(messages) for channel, messages in self.program.arriving().items()}  # not posted yet
-        self._taken_by: dict[Message, _Move] = {}
-        self._backwards = executor.backwards
-        self._passes = WeightPasses(executor.sharded, executor.topology, routes, self.program)
-        self._cargo: dict[int, Cargo] = {}
-        self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
-        self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
-        self._defers_weights = executor.topology.schedule == ZERO_BUBBLE
-        self._deferred_weights: dict[int, Callable[[], None]] = {}  # by portion
+    `executors`: of all places of this process, with the wire that they share; `feeds`: of each. Returns the totals of each.
+    Messages may still be on their way until `wire.flush`.
 
-    def num_rows(self, kind: Kind) -> dict[int, int]:
-        """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
-        return {
-            microbatch: sum((self._cargo.get(portion) or self._load(portion)).num_rows for portion in portions)
-            for microbatch, portions in self.program.microbatches(kind).items()
-        }
-
-    # -- before the step --------------------------------------------------------------------------------------------
-
-    def moves(self, action: Action) -> list[_Move]:
-        """Return the moves of an action, one for each of its portions."""
-        position, flow = self.program.position(action), self.program.flow
-        before, behind = position - 1, position + 1
-        source, target = (behind, before) if action.kind == Kind.BACKWARD else (before, behind)
-        chunk = self._chunks[action.chunk]
-        moves = [
-            _Move(
-                kind=action.kind,
-                portion=portion,
-                chunk=chunk,
-                position=position,
-                source=self._link(portion, position, source),
-                target=self._link(portion, position, target),
-                width=chunk.token_width if source > self._last else chunk.width,
-                has_backward=flow.has_backward(position),
-                sends_gradient=flow.sends_gradient(position),
-                frees_cargo=action.kind == Kind.BACKWARD and action.chunk == 0,
-                takes=self.program.takes(action, portion),
-            )
-            for portion in self.program.portions_of(action)
-        ]
-        self._taken_by.update((message, move) for move in moves for message in move.takes)
-        return moves
-
-    def _link(self, portion: int, position: int, other: int) -> _Link | None:
-        """Return the message link between a position of this process and an adjacent one; None past the unit's ends."""
-        if not 0 <= other <= self._last:
-            return None
-        return _Link(self._peers[other % len(self._peers)], self.program.link_number(portion, position, other))
-
-    # -- actions ----------------------------------------------------------------------------------------------------
-
-    def load(self, moves: Sequence[_Move]) -> None:
-        """Load the data of an action: a forward's. Its backward has the same, and weights, which come behind it, need none."""
-        for move in moves:
-            if move.kind == Kind.FORWARD and move.portion not in self._cargo:
-                self._load(move.portion)
-
-    def post(self, moves: Sequence[_Move]) -> None:
-        """Post the receives of an action, and all of their channels that are sent before them."""
-        for move in moves:
-            for message in move.takes:
-                waiting = self._arriving[message.kind, message.sender]
-                while message in self._taken_by:  # until it is posted
-                    earliest = waiting.popleft()
-                    self._expect(earliest, self._taken_by.pop(earliest))
-
-    def _expect(self, message: Message, move: _Move) -> None:
-        cargo = self._cargo.get(move.portion) or self._load(move.portion)
-        is_forward = move.kind == Kind.FORWARD
-        if move.source is not None:
-            if cargo.num_rows:
-                shape = (move.chunk.rows_between_stages(cargo.num_rows), move.width)
-                self._wire.expect(shape, move.kind, *move.source, requires_grad=is_forward and move.sends_gradient)
-            return
-        for exchange in cargo.arriving if is_forward else cargo.leaving:
-            if exchange.number == message.number:
-                requires_grad = is_forward and exchange.unit in self.program.units_needing_gradient
-                shape = (exchange.num_rows, move.width)
-                self._wire.expect(shape, move.kind, exchange.neighbours.source, message.number, requires_grad=requires_grad)
-
-    def take(self, action: Action, moves: Sequence[_Move], *, last_of_chunk: bool) -> None:
-        """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
-        told = self._backwards if last_of_chunk else None
-        for number, move in enumerate(moves):
-            if told is not None and number == len(moves) - 1 and not self._passes:
-                told.last_backward(move.position // len(self._peers))
-            _RUN[move.kind](self, move)
-            if move.frees_cargo:
-                del self._cargo[move.portion]
-        if self._passes:
-            self._passes.end(action)  # only then do replicas sum gradients, so that all do both in one order
-        if told is not None and (moves or self._passes):
-            told.ran_backward(action.chunk)
-
-    def _run_forward(self, move: _Move) -> None:
-        cargo = self._cargo[move.portion]
-        if not cargo.num_rows:
-            return
-        hidden: Tensor | None = None
-        arrived: list[Tensor] = []
-        tokens: dict[str, Tensor] = {}
-        if move.source is not None:
-            hidden = self._wire.receive(move.kind, *move.source)
-        else:
-            arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
-            tokens = in_order(cargo.arriving, arrived, cargo.orders)
-        with self.clock.computing(), self._passes.of_portion(move.position // len(self._peers), move.kind):
-            output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
-        if move.has_backward:
-            self._held[move.portion, move.position] = _Held(output, hidden, arrived)
-        if output.loss is not None:
-            self.totals.add(output.loss, self._portions[move.portion].samples)
-        if output.rows is not None and move.target is not None:
-            self._wire.send(output.rows, move.kind, *move.target)
-        elif output.rows is not None:
-            for exchange in cargo.leaving:
-                rows = output.rows if exchange.is_all_of(output.rows) else output.rows.detach()[exchange.rows]
-                self._send(Kind.FORWARD, exchange, rows)
-
-    def _run_backward(self, move: _Move) -> None:
-        held = self._held.pop((move.portion, move.position), None)
-        if held is None:
-            return
-        rows, loss = held.output.rows, held.output.loss
-        ends: list[Tensor] = []
-        gradients: list[Tensor | None] = []
-        if loss is not None and loss.target_weight and loss.loss_sum.requires_grad:
-            ends.append(loss.loss_sum)
-            gradients.append(None)
-        if rows is not None and (move.source is not None or rows.numel()):
-            gradient = self._gradient(move, rows)
-            if rows.requires_grad:  # False in a frozen LLM if the portion has no media
-                ends.append(rows)
-                gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
-        if ends:
-            weights = self._passes.of_portion(move.position // len(self._peers), move.kind)
-            with self.clock.computing(), self._as_in_forward(), weights:
-                torch.autograd.backward(ends, gradients)
-            if self._defers_weights:
-                self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
-        if move.sends_gradient and move.target is not None and held.hidden is not None:
-            self._wire.send(_gradient_of(held.hidden), move.kind, *move.target)
-        arriving = self._cargo[move.portion].arriving
-        for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrives by exchange after the first position
-            if tensor.requires_grad:
-                self._send(Kind.BACKWARD, exchange, _gradient_of(tensor))
-
-    def _gradient(self, move: _Move, output: Tensor) -> Tensor:
-        if move.source is not None:
-            return self._wire.receive(move.kind, *move.source)
-        leaving = self._cargo[move.portion].leaving
-        if len(leaving) == 1 and leaving[0].is_all_of(output):
-            return self._receive(Kind.BACKWARD, leaving[0])
-        gradient = torch.zeros_like(output)
-        for exchange in leaving:
-            gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
-        return gradient
-
-    def _run_weights(self, move: _Move) -> None:
-        compute = self._deferred_weights.pop(move.portion, None)
-        if compute is None:
-            return
-        with self.clock.computing(), self._as_in_forward():
-            compute()
-
-    def _as_in_forward(self) -> AbstractContextManager[object]:
-        """Return a context for a backward with autocast off, so that its dtypes are those of its forward."""
-        return torch.autocast(self._chunks[0].device.type, enabled=False) if self._autocasts else nullcontext()
-
-    # -- messages ---------------------------------------------------------------------------------------------------
-
-    def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
-        return self._wire.receive(kind, exchange.neighbours.source, exchange.number)
-
-    def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
-        for rank in exchange.neighbours.receivers:
-            self._wire.send(rows, kind, rank, exchange.number)
-
-    # -- data -----------------------------------------------------------------------------------------------------------
-
-    def _load(self, number: int) -> Cargo:
-        with self.clock.waiting_for_data():
-            cargo = self._cargo[number] = self._feed(self._portions[number])
-        return cargo
+    Raises, before anything is computed, HeadraceError if the plan would deadlock, and UserError as `Executor.begin` does.
+    """
+    first = executors[0]
+    rehearsed = check_order(first.topology, routes, [executor.place for executor in executors])
+    first.wire.channels.open_between(routes.pairs)
+    runs = [executor.begin(routes, feed) for executor, feed in zip(executors, feeds, strict=True)]
+    turns = _in_turn(runs, rehearsed.turns)
+    for number, (now, following) in enumerate(zip_longest(turns, turns[1:])):
+        with now.run.clock.timing(now.action):
+            if number == 0:
+                now.run.load(now.moves)
+                now.run.post(now.moves)
+            # A posted receive is a kernel of NCCL's: if it waited for what this action sends, and something in this action
+            # for the whole device, such as the allocator when it gives memory back, neither would end.
+            can_come = following is not None and rehearsed.needed[number + 1] <= number
+            if following is not None:
+                following.run.load(following.moves)
+            if can_come:
+                following.run.post(following.moves)  # one action ahead
+            now.run.take(now.action, now.moves, last_of_chunk=now.last_of_chunk)
+            if following is not None and not can_come:
+                following.run.post(following.moves)
+    for executor, run in zip(executors, runs, strict=True):
+        executor.clock = run.clock
+    return [run.totals for run in runs]
 
 
-_RUN = {Kind.FORWARD: _Run._run_forward, Kind.BACKWARD: _Run._run_backward, Kind.WEIGHT: _Run._run_weights}
-"""Functions rather than bound methods: a run that held its own methods would be a reference cycle, and keep the connections of
-a lost generation until Python collects cycles."""
+class _Turn(NamedTuple):
+    """An action of one of a process's places."""
+
+    run: StepRun
+    action: Action
+    moves: Sequence[Move]
+    last_of_chunk: bool
+    """Whether none of its chunk's actions is left in the step."""
 
 
-def _gradient_of(tensor: Tensor) -> Tensor:
-    """Return the gradient of a received tensor, or zeros if nothing downstream of it has a target."""
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+def _in_turn(runs: Sequence[StepRun], posts: Sequence[Post]) -> list[_Turn]:
+    """Return all actions of these runs in the order in which the process takes them. posts: whose turn it is."""
+    of_post = {run.program.post: _turns(run) for run in runs}
+    return [next(of_post[post]) for post in posts]
+
+
+def _turns(run: StepRun) -> Iterator[_Turn]:
+    actions = run.program.actions
+    ends = {action.chunk: number for number, action in enumerate(actions) if action.kind != Kind.FORWARD}
+    for number, action in enumerate(actions):
+        yield _Turn(run, action, run.moves(action), last_of_chunk=ends.get(action.chunk) == number)

@@ -161,9 +161,9 @@ class PortionLoader(SessionLoader):
 
 
 class PipelineLoader(PortionLoader):
-    """A step loader for one process of a pipeline: yields steps with the routes of their whole plans.
+    """A step loader for one place of a pipeline: yields steps with the routes of their whole plans.
 
-    All processes have to commit each step, which they do while they train the next one.
+    All places have to commit each step, which they do while their processes train the next one.
     """
 
     def __init__(
@@ -172,26 +172,28 @@ class PipelineLoader(PortionLoader):
         *,
         job: str,
         topology: PipelineTopology,
-        rank: int,
+        place: Place,
         device: torch.device,
         transports: Sequence[str] = TRANSPORTS,
     ) -> None:
-        """`device`: where packed portions are copied to. `transports`: as in `headrace.trainer.connect`."""
-        self._topology, self._place = topology, topology.place(rank)
+        """`place`: what this loader loads for; to the service it is a rank of its own. `device`: where packed portions are copied
+        to. `transports`: as in `headrace.trainer.connect`.
+        """
+        self._topology, self._place = topology, place
         self._needed: dict[int, tuple[Routes, dict[str, list[int]], dict[int, int]]] = {}  # by step
         self._commits = CommitThread()
         super().__init__(
             endpoint,
             job=job,
-            rank=rank,
-            num_ranks=topology.world_size,
+            rank=topology.number(place),
+            num_ranks=topology.num_places,
             device=device,
             transports=transports,
             columns=columns_of(topology, self._place),
             unit=self._place.unit,
             replicas=replicas_of(topology, self._place, topology.units[LLM].dp),
             of_job=lambda job: PipelineLoader(
-                endpoint, job=job, topology=topology, rank=rank, device=device, transports=transports
+                endpoint, job=job, topology=topology, place=place, device=device, transports=transports
             ),
         )
 

@@ -270,13 +270,14 @@ class StageMemory:
         )
 
 
-def log_measured(place: Place, forecast: Forecast, measured_bytes: int) -> None:
-    """Log what the allocator gave out at most in a step beside its forecast, as a warning if the forecast was too low.
+def log_measured(place: str, forecast_bytes: float, measured_bytes: int) -> None:
+    """Log what the allocator gave out at most in a step beside what was forecast for all places of the process together, as a
+    warning if the forecast was too low.
 
     measured_bytes: as from `torch.cuda.max_memory_allocated`.
     """
-    fields = {"place": str(place), "forecast_gib": round(forecast.total / _GIB, 3), "taken_gib": round(measured_bytes / _GIB, 3)}
-    if measured_bytes > (1 + _TOLERANCE) * forecast.total:
+    fields = {"place": place, "forecast_gib": round(forecast_bytes / _GIB, 3), "taken_gib": round(measured_bytes / _GIB, 3)}
+    if measured_bytes > (1 + _TOLERANCE) * forecast_bytes:
         log.warning("the step took more memory than forecast %s", pairs(**fields))
     else:
         log.info("memory of the step %s", pairs(**fields))

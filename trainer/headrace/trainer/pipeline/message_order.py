@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from headrace.execution_spec import COLOCATED
 from headrace.schedule import Action, Kind, Schedule, build
 from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.routes import Handover, Portion, Routes
@@ -64,6 +65,10 @@ class Program:
     def portions_of(self, action: Action) -> Sequence[int]:
         """Return the portions of an action, in the order in which it runs them."""
         return self._by_kind[action.kind].get(action.microbatch, ())
+
+    def forward_s(self, portion: int) -> float:
+        """Return how long the forward of a portion takes in its whole unit (`Routes.forward_s`)."""
+        return self._routes.forward_s(self.portions[portion])
 
     def takes(self, action: Action, portion: int) -> list[Message]:
         """Return the messages that an action needs for a portion."""
@@ -170,27 +175,34 @@ def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: i
     return _actions(*_shape(topology, routes, unit, replica))
 
 
-_Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int, ...]]
+_Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int, ...], bool]
 """All that the actions of a replica of a unit follow from. It is the same for most replicas and most steps."""
 
 
 def _shape(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> _Shape:
     in_flight = topology.in_flight if routes.in_flight is None else routes.in_flight
     occupied = routes.occupied(replica, in_step=topology.shards_weights)
-    return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied
+    forwards_first = topology.sharing == COLOCATED and topology.units[unit].on is not None
+    return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied, forwards_first
 
 
 @lru_cache(maxsize=256)
 def _actions(
-    name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_flight: int | None, unit: str, occupied: tuple[int, ...]
+    name: str,
+    stages: tuple[tuple[str, int], ...],
+    chunks: int,
+    in_flight: int | None,
+    unit: str,
+    occupied: tuple[int, ...],
+    forwards_first: bool,
 ) -> Schedule:
     units, sizes = zip(*stages, strict=True)
     first = sum(sizes[: units.index(unit)])
     schedule = _schedule(name, stages, len(occupied), chunks, in_flight)
-    return tuple(
-        tuple(replace(action, microbatch=occupied[action.microbatch]) for action in actions)
-        for actions in schedule[first : first + dict(stages)[unit]]
-    )
+    of_unit = schedule[first : first + dict(stages)[unit]]
+    if forwards_first:
+        of_unit = tuple(tuple(sorted(actions, key=lambda action: action.kind != Kind.FORWARD)) for actions in of_unit)
+    return tuple(tuple(replace(action, microbatch=occupied[action.microbatch]) for action in actions) for actions in of_unit)
 
 
 @lru_cache(maxsize=64)
@@ -207,8 +219,9 @@ def _turns(
     in_flight: int | None,
     unit: str,
     occupied: tuple[int, ...],
+    forwards_first: bool,
     stage: int,
 ) -> dict[tuple[Kind, int, int], int]:
     """Return the place of every action of a stage among all of them, by kind, microbatch and chunk."""
-    actions = _actions(name, stages, chunks, in_flight, unit, occupied)[stage]
+    actions = _actions(name, stages, chunks, in_flight, unit, occupied, forwards_first)[stage]
     return {(action.kind, action.microbatch, action.chunk): place for place, action in enumerate(actions)}

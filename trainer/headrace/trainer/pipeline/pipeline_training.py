@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from headrace.errors import UserError
 from headrace.manifest import Vocabulary
+from headrace.measured import MeasuredWork
 from headrace.observability.logs import pairs
 from headrace.spec import JobSpec
 from headrace.trainer.devices import check_device, local_device, warn_quadratic_attention, warn_unproven
@@ -27,12 +29,13 @@ from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
-from headrace.trainer.pipeline.memory_forecast import StageMemory, log_measured
+from headrace.trainer.pipeline.memory_forecast import log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.places_loader import PlacesLoader
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.starting import check_fresh, num_ranks, process_group, rank, watched
 from headrace.trainer.train_step import PRECISIONS, log_step
@@ -78,16 +81,13 @@ def train_pipeline(
         device = device or local_device()
         check_device(device)
         warn_unproven(device.type, num_ranks())
-        PROGRESS.place = str(topology.place(rank()))
-        loader = PipelineLoader(
-            endpoint,
-            job=job,
-            topology=topology,
-            rank=rank(),
-            device=device,
-            transports=transports,
-        )
-        with loader:
+        places = topology.places(rank())
+        PROGRESS.place = " and ".join(map(str, places))
+        loaders = [
+            PipelineLoader(endpoint, job=job, topology=topology, place=place, device=device, transports=transports)
+            for place in places
+        ]
+        with PlacesLoader(loaders) as loader:
             begin = None if resume is None else Checkpoint.newest(resume)
             if begin is not None:
                 loader.load_state_dict(begin.loader)
@@ -108,7 +108,7 @@ def train_pipeline(
                 check_alike(alike, groups.everybody, device)
                 frozen_layers = {unit: size.frozen_layers for unit, size in topology.units.items()}
                 record = training_record(name, dtype, topology.units, frozen_layers)
-                stages = _stages(loader, topology, model, device, groups, dtype)
+                stages = {place: _stages(loader, topology, place, model, device, groups, dtype) for place in places}
                 step = PipelineStep(topology, stages, groups, dtype=dtype, settings=settings)
                 if begin is not None:
                     load(begin, step)
@@ -117,10 +117,11 @@ def train_pipeline(
                 elif loader.has_next():
                     check_fresh(job, loader.next_step, allowed=fresh_weights)
                 evaluations = Evaluations(spec, evaluate_every, lambda name: _evaluate(loader, step, name))
-                step.check_replicas()
-                memory = step.forecast_memory(spec.image, spec.audio)
+                for of_place in step.places:
+                    of_place.check_replicas()
+                    of_place.forecast_memory(spec.image, spec.audio)
                 with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
-                    _train(job, loader, step, writer, settings, memory, evaluations, every=checkpoint_every)
+                    _train(job, loader, step, writer, settings, evaluations, every=checkpoint_every)
 
 
 def _saving(
@@ -131,39 +132,39 @@ def _saving(
 
 def _train(
     job: str,
-    loader: PipelineLoader,
+    loader: PlacesLoader,
     step: PipelineStep,
     writer: CheckpointWriter | None,
     settings: OptimizerSpec,
-    memory: StageMemory,
     evaluations: Evaluations,
     *,
     every: int,
 ) -> None:
-    place = step.place
-    where = {"unit": place.unit, "replica": place.replica, "stage": place.stage, "slice": place.slice}
-    log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in step.parameters), **where))
+    for one in step.places:
+        log.info("training %s", pairs(job=job, parameters=sum(p.numel() for p in one.parameters), **asdict(one.place)))
     committed = 0
-    device = step.stages[0].device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
+    if step.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(step.device)
     if loader.has_next():
         evaluations.begin(loader.next_step)
-    for planned, feed in loader.steps(step.prepare):
+    for steps, feeds in loader.steps([place.prepare for place in step.places]):
+        planned = max(steps, key=lambda one: one.data_wait_s)
         PROGRESS.begin_step(planned.index)
         try:
-            result = step.run(feed.routes, feed, settings.rate(planned.index))
+            result = step.run(feeds[0].routes, feeds, settings.rate(planned.index))
         except UserError as err:
             raise UserError(f"step {planned.index}: {err}") from err
         if settings.checks_replicas(planned.index):
             PROGRESS.begin("comparison of replicas")
-            step.check_replicas(planned.index)
+            for place in step.places:
+                place.check_replicas(planned.index)
         PROGRESS.begin("commit")
-        loader.commit_fed(planned, feed, loss=result.recorded_loss, measured=step.measured())
+        measured = [place.executor.clock.work() for place in step.places]
+        loader.commit_fed(steps, feeds, loss=result.recorded_loss, measured=measured)
         PROGRESS.excuse("waits for the next step")
         log_step(job, planned, result, step.non_finite_samples)
-        if not committed and device.type == "cuda" and memory.forecast is not None:
-            log_measured(place, memory.forecast, torch.cuda.max_memory_allocated(device))
+        if not committed and step.device.type == "cuda":
+            log_measured(PROGRESS.place, step.forecast_bytes, torch.cuda.max_memory_allocated(step.device))
         committed = planned.index + 1
         if writer is not None and committed % every == 0:
             loader.settle()
@@ -171,25 +172,27 @@ def _train(
         evaluations.after(committed)
     loader.settle()
     evaluations.end()
-    step.optimizer.wait()
+    for place in step.places:
+        place.optimizer.wait()
     if writer is not None and committed:
         writer.save(committed, loader.state_dict())
 
 
-def _evaluate(loader: PipelineLoader, step: PipelineStep, name: str) -> tuple[float, float]:
+def _evaluate(loader: PlacesLoader, step: PipelineStep, name: str) -> tuple[float, float]:
     """Evaluate a validation set. Return the loss sum and the weight of targets, over all processes."""
     loss_sum, target_weight = 0.0, 0.0
     with loader.evaluation(evaluation_of(loader.spec, name)) as evaluating:
-        for planned, feed in evaluating.steps(step.prepare):
-            loss, targets = step.evaluate(feed.routes, feed)
-            evaluating.commit_fed(planned, feed, loss=loss / targets if targets else math.nan, measured=())
+        for steps, feeds in evaluating.steps([place.prepare for place in step.places]):
+            loss, targets = step.evaluate(feeds[0].routes, feeds)
+            nothing: list[Sequence[MeasuredWork]] = [() for _ in steps]
+            evaluating.commit_fed(steps, feeds, loss=loss / targets if targets else math.nan, measured=nothing)
             loss_sum, target_weight = loss_sum + loss, target_weight + targets
         evaluating.settle()
     return loss_sum, target_weight
 
 
 def _model(
-    loader: PipelineLoader,
+    loader: PlacesLoader,
     topology: PipelineTopology,
     name: str,
     make_model: Callable[[JobSpec, Vocabulary], GluedModel] | None,
@@ -202,7 +205,7 @@ def _model(
     return in_units(make_model(spec, vocabulary), name=name)
 
 
-def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
+def _check_units(loader: PlacesLoader, topology: PipelineTopology) -> None:
     planned = set(loader.spec.topology.stages)
     if planned != set(topology.units):
         raise UserError(
@@ -212,16 +215,16 @@ def _check_units(loader: PipelineLoader, topology: PipelineTopology) -> None:
 
 
 def _stages(
-    loader: PipelineLoader,
+    loader: PlacesLoader,
     topology: PipelineTopology,
+    place: Place,
     model: WholeModel,
     device: torch.device,
     groups: ProcessGroups,
     dtype: torch.dtype,
 ) -> list[Stage]:
-    """Build the stages of this process."""
+    """Build the stages of one of this process's places."""
     spec, vocabulary = loader.spec, loader.vocabulary
-    place = topology.place(rank())
     cuts = bounds(topology, model.shape, vocab_size=vocabulary.size, image=spec.image, audio=spec.audio)[place.unit]
     return build_stages(
         model.make,
@@ -230,7 +233,7 @@ def _stages(
         cuts,
         seed=spec.seed,
         device=device,
-        slices=groups.slices,
+        slices=groups.of_place[place].slices,
         initialise=model.initialise,
         dtype=dtype,
     )

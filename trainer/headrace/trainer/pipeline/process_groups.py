@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,23 +11,31 @@ import torch.distributed as dist
 
 from headrace.trainer.devices import check_operations
 from headrace.trainer.pipeline.channels import Channels, OpenEnd
-from headrace.trainer.pipeline.topology import Groups, PipelineTopology
+from headrace.trainer.pipeline.topology import Groups, PipelineTopology, Place
 from headrace.trainer.starting import GROUP_TIMEOUT
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessGroups:
-    """The process groups that this process is in. None: it would be alone in the group, or has no such group."""
+class PlaceGroups:
+    """The process groups of one place. None: the place is alone in the group, or has no such group."""
 
-    everybody: dist.ProcessGroup
     replicas: dist.ProcessGroup | None
-    """Data-parallel group: the processes with the same slice of the same stage."""
+    """Data-parallel group: the places with the same slice of the same stage."""
     slices: dist.ProcessGroup | None
     """Tensor-parallel group: the slices of the same stage of the same replica."""
     tied: dist.ProcessGroup | None
     """The LLM's first and last stage, where they share the matrix of embedding and head."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroups:
+    """The process groups that this process is in."""
+
+    everybody: dist.ProcessGroup
     channels: Channels
     """This process's ends of the channels for messages between stages."""
+    of_place: Mapping[Place, PlaceGroups]
+    """The groups of each of its places."""
 
     @classmethod
     def make(cls, topology: PipelineTopology, device: torch.device, *, tied: bool, open_end: OpenEnd | None = None) -> Self:
@@ -35,26 +44,35 @@ class ProcessGroups:
         No process waits for others than those in its own groups. `tied`: whether the LLM's head is its embedding. `open_end`:
         as `Channels` takes it. Raises UserError if the backend lacks an operation that training needs.
         """
-        everybody = _own((tuple(range(topology.world_size)),), device, alone=True)
-        return cls(
-            everybody=everybody,  # type: ignore[arg-type]  # None only where there is no place
-            replicas=_own(topology.data_groups(), device),
-            slices=_own(topology.tensor_groups(), device),
-            tied=_own(topology.tied_groups(), device) if tied else None,
-            channels=Channels(topology, dist.get_rank(), device, open_end),
-        )
+        rank = dist.get_rank()
+        [everybody] = _make([range(topology.world_size)], device, alone=True)
+        kinds = (topology.data_groups(), topology.tensor_groups(), topology.tied_groups() if tied else ())
+        replicas, slices, ends = (_by_place(groups, topology.rank_of, device) for groups in kinds)
+        of_place = {}
+        for place in topology.places(rank) if rank < topology.world_size else ():
+            number = topology.number(place)
+            of_place[place] = PlaceGroups(replicas.get(number), slices.get(number), ends.get(number))
+        channels = Channels(topology, rank, device, open_end)
+        return cls(everybody, channels, of_place)  # type: ignore[arg-type]  # everybody is None only where there is no place
 
 
-def _own(groups: Groups, device: torch.device, *, alone: bool = False) -> dist.ProcessGroup | None:
-    """Create these groups, on every process in the same order, and return the one that this process is in, if any.
+def _by_place(groups: Groups, rank_of: Sequence[int], device: torch.device) -> dict[int, dist.ProcessGroup | None]:
+    """Create groups of places, and return those of this process's places by their number."""
+    made = _make([[rank_of[number] for number in group] for group in groups], device)
+    own = dist.get_rank()
+    return {number: one for group, one in zip(groups, made, strict=True) for number in group if rank_of[number] == own}
 
-    Its processes are connected, and have what training needs of them. Groups of one process are skipped unless `alone`.
+
+def _make(groups: Sequence[Sequence[int]], device: torch.device, *, alone: bool = False) -> list[dist.ProcessGroup | None]:
+    """Create groups of these ranks, on every process in the same order, and return those that this process is in, in their place.
+
+    Their processes are connected, and have what training needs of them. Groups of one process are skipped unless `alone`.
     """
-    own = None
+    found: list[dist.ProcessGroup | None] = []
     for ranks in groups:
-        if len(ranks) > 1 or alone:
-            group = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT)
-            own = group if dist.get_rank() in ranks else own
-    if own is not None:
-        check_operations(own, device)
-    return own
+        group = dist.new_group(list(ranks), timeout=GROUP_TIMEOUT) if len(ranks) > 1 or alone else None
+        found.append(group if dist.get_rank() in ranks else None)
+    for group in found:
+        if group is not None:
+            check_operations(group, device)
+    return found

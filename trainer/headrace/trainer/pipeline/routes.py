@@ -75,6 +75,7 @@ class Routes:
         self.handovers: list[Handover] = []
         for unit, behind in plan.topology.feeds.items():
             self._connect(of_unit[unit], of_unit[behind])
+        self._forward_s = plan.forward_s
         self.in_flight = plan.in_flight
         """Most microbatches that a stage may hold in this step under the 'eager' schedule; None: as many as the topology says."""
         ends = ((handover.source, handover.target) for handover in self.handovers)
@@ -106,6 +107,11 @@ class Routes:
     def out_of(self, portion: Portion) -> Sequence[Handover]:
         """Return the handovers from a portion to the downstream unit; none in the last unit."""
         return self._out_of.get(portion, ())
+
+    def forward_s(self, portion: Portion) -> float:
+        """Return how long the forward of a portion takes in its whole unit: seconds, or samples where the plan has no seconds."""
+        of_unit = self._forward_s.get(portion.unit)
+        return float(len(portion.samples)) if of_unit is None else sum(of_unit[sample] for sample in portion.samples)
 
     def occupied(self, replica: int, *, in_step: bool = False) -> tuple[int, ...]:
         """Return the microbatches that replica `replica` of every unit has to run, in order.

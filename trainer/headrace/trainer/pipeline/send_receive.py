@@ -20,32 +20,31 @@ from headrace.trainer.pipeline.channels import Channel, Channels
 
 
 class Wire:
-    """The messages of one process during a step. A kind, the other process and a number together tell a message of a step.
+    """The messages of one process during a step. A channel and a number together tell a message of a step.
 
     The gradient with a number answers the activations with the same number: its sender has received these.
     """
 
     def __init__(
         self,
-        rank: int,
         channels: Channels,
         device: torch.device,
         dtype: torch.dtype,
         wait: Callable[[dist.Work], object] = methodcaller("wait"),
     ) -> None:
-        """`rank`: of this process. `dtype`: dtype of all messages. `wait`: function that waits for a message to arrive."""
+        """`dtype`: dtype of all messages. `wait`: function that waits for a message to arrive."""
         self.channels = channels
         self._wait = wait
-        self._rank = rank
         self._device = device
         self._dtype = dtype
         self._sent: dict[Channel, dict[int, dist.Work]] = {}  # by number, in the order of sending; each keeps its tensor
-        self._expected: dict[tuple[Kind, int, int], tuple[dist.Work, Tensor]] = {}  # by kind, source and number
-        self._own: dict[tuple[Kind, int], Tensor] = {}  # from this process to itself, by kind and number
+        self._expected: dict[tuple[Channel, int], tuple[dist.Work, Tensor]] = {}  # by channel and number
+        self._own: dict[tuple[Channel, int], Tensor] = {}  # from this process to itself, by channel and number
+        self._own_with_gradient: set[tuple[Channel, int]] = set()  # those of them that are expected to require one
         self.waited_s = 0.0
         """Total seconds waited for messages that had not arrived yet."""
 
-    def send(self, tensor: Tensor, kind: Kind, to: int, number: int) -> None:
+    def send(self, tensor: Tensor, channel: Channel, number: int) -> None:
         """Begin to send a tensor, without waiting.
 
         The tensor, with the autograd graph that it came from, is kept until an answer, or until the next message of the channel
@@ -54,33 +53,39 @@ class Wire:
         """
         if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # saves two calls into torch
             tensor = tensor.to(self._dtype).contiguous()
-        if to == self._rank:
-            self._own[kind, number] = tensor.detach().requires_grad_(tensor.requires_grad)
+        if self.channels.are_within(channel):
+            self._own[channel, number] = tensor.detach()
         else:
-            end = self.channels[channel := Channel(kind, self._rank, to)]
+            end = self.channels[channel]
             sent = self._sent.setdefault(channel, {})
             _drop_done(sent)
             sent[number] = end.backend.send([tensor], end.peer, end.tag)
 
-    def expect(self, shape: tuple[int, int], kind: Kind, source: int, number: int, *, requires_grad: bool = False) -> None:
+    def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
         """Post the receive of a message, before or after it is sent. requires_grad: whether the received tensor does.
 
         The messages of a channel must be expected in the order in which they are sent.
         """
-        if source != self._rank:
+        if self.channels.are_within(channel):
+            if requires_grad:
+                self._own_with_gradient.add((channel, number))
+        else:
             tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=requires_grad)
-            end = self.channels[Channel(kind, source, self._rank)]
-            self._expected[kind, source, number] = end.backend.recv([tensor], end.peer, end.tag), tensor
+            end = self.channels[channel]
+            self._expected[channel, number] = end.backend.recv([tensor], end.peer, end.tag), tensor
 
-    def receive(self, kind: Kind, source: int, number: int) -> Tensor:
+    def receive(self, channel: Channel, number: int) -> Tensor:
         """Wait for an expected message and return it. An answer frees the tensor that it answers."""
-        if source == self._rank:
-            return self._own.pop((kind, number))
-        work, tensor = self._expected.pop((kind, source, number))
+        if self.channels.are_within(channel):
+            own = self._own.pop((channel, number))
+            needs_gradient = (channel, number) in self._own_with_gradient
+            self._own_with_gradient.discard((channel, number))
+            return own.requires_grad_(needs_gradient)
+        work, tensor = self._expected.pop((channel, number))
         began_s = time.monotonic()
         self._wait(work)
         self.waited_s += time.monotonic() - began_s
-        if kind == Kind.BACKWARD and (sent := self._sent.get(Channel(Kind.FORWARD, self._rank, source))) and number in sent:
+        if channel.kind == Kind.BACKWARD and (sent := self._sent.get(channel.back)) and number in sent:
             sent.pop(number).wait()  # for nothing, as it has arrived, but NCCL's keeps the tensor until somebody does
         return tensor
 

@@ -6,11 +6,13 @@ This is pure arithmetic on ranks, without processes or tensors. Which layers a s
 Ranks are numbered unit by unit in pipeline order, within a unit replica by replica, then stage by stage, then slice by
 slice. With vision of 2 replicas and an llm of 2 stages x 2 slices, ranks 0 and 1 are the replicas of vision, 2 and 3 the
 slices of the llm's first stage, 4 and 5 those of its last. So the slices of a stage, which communicate most, are neighbours.
+
+A unit that is `on: llm` has no ranks of its own: its places lie on the LLM's ranks, in the same order. With vision of 4 replicas
+on that llm, rank 1 has the second replica of vision and the second slice of the llm's first stage.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
@@ -20,24 +22,29 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import ExecutionSpec, UnitExecution, check_units
+from headrace.execution_spec import NESTED, ExecutionSpec, Sharing, UnitExecution, check_sharing, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
 from headrace.spec import JobSpec, parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.slice_width import check_width
 
 ENCODER = "encoder"
 """Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
 
+_OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing")
+"""What a job and a topology say under the same name of pipelines as a whole."""
+
 Groups = tuple[tuple[int, ...], ...]
-"""Tuples of ranks, one for each process group, in an order that is the same on every rank."""
+"""Tuples of places by number, one for each process group, in an order that is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of one process in a pipeline: a tensor slice of a stage of a replica of a unit."""
+    """A place of a process in a pipeline: a tensor slice of a stage of a replica of a unit. A process that units share has a
+    place in each of them."""
 
     unit: str
     replica: int
@@ -57,11 +64,11 @@ class UnitTopology(UnitExecution):
     """Number of pipeline stages."""
 
     @property
-    def num_ranks(self) -> int:
+    def num_places(self) -> int:
         return self.dp * self.tp * self.pp
 
     def __str__(self) -> str:
-        return f"{self.dp} x {self.tp} x {self.pp}"
+        return f"{self.dp} x {self.tp} x {self.pp}" + (f" on {self.on}" if self.on else "")
 
 
 class PipelineTopology(BaseModel):
@@ -75,6 +82,8 @@ class PipelineTopology(BaseModel):
     """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: int | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule, for plans that do not name it. None: no limit."""
+    sharing: Sharing = NESTED
+    """In which order a rank that several units share takes their actions."""
     units: dict[str, UnitTopology]
     """The units by name, sorted into pipeline order; encoders keep the order in which they are given."""
     model: HuggingFaceUnits = HuggingFaceUnits()
@@ -94,6 +103,7 @@ class PipelineTopology(BaseModel):
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
         check_units(self.units, self.stages, self.chunks, self.schedule)
+        check_sharing(self.units, self.sharing, {unit: size.num_places for unit, size in self.units.items()})
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
         return self
 
@@ -106,6 +116,7 @@ class PipelineTopology(BaseModel):
             schedule=said.schedule,
             chunks=said.chunks,
             in_flight=said.in_flight,
+            sharing=said.sharing,
             units={
                 unit: UnitTopology(**of_unit.model_dump(exclude={"dp"}), dp=of_unit.dp or replicas, pp=stages)
                 for unit, (of_unit, stages) in units.items()
@@ -130,6 +141,7 @@ class PipelineTopology(BaseModel):
             schedule=self.schedule,
             chunks=self.chunks,
             in_flight=self.in_flight,
+            sharing=self.sharing,
             units={unit: execution for unit, execution in units.items() if execution != UnitExecution()},
         )
 
@@ -144,14 +156,24 @@ class PipelineTopology(BaseModel):
             for unit in self.units
             if (size := ours.units.get(unit, UnitExecution())) != UnitExecution() or unit in exchange_s
         }
-        said = {name: getattr(ours, name) for name in ("trainer", "schedule", "chunks", "in_flight")} | {"units": units}
+        said = {name: getattr(ours, name) for name in ("trainer", *_OF_PIPELINES)} | {"units": units}
         topology = spec.topology.changed(replicas=replicas, stages=self.stages)
         return spec.planned_for(topology, spec.execution.model_copy(update=said))
 
     @property
     def world_size(self) -> int:
         """Number of processes of all units together."""
-        return sum(size.num_ranks for size in self.units.values())
+        return sum(size.num_places for size in self.units.values() if size.on is None)
+
+    @property
+    def num_places(self) -> int:
+        """Number of places of all units together: more than processes where units share them."""
+        return sum(size.num_places for size in self.units.values())
+
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether any process has places in several units."""
+        return self.num_places > self.world_size
 
     @property
     def shards_weights(self) -> bool:
@@ -172,40 +194,62 @@ class PipelineTopology(BaseModel):
         """Return the number of parts that the layers of a unit are cut into: part c * pp + s is chunk c of stage s."""
         return self.units[unit].pp * self.chunks
 
-    def num_ranks(self, unit: str) -> int:
-        """Return the number of processes of one unit."""
-        return self.units[unit].num_ranks
-
     def ranks(self, unit: str) -> range:
         """Return the ranks of one unit, which are consecutive."""
-        units = list(self.units)
-        first = sum(map(self.num_ranks, units[: units.index(unit)]))
-        return range(first, first + self.num_ranks(unit))
+        own = [other for other, size in self.units.items() if size.on is None]
+        first = sum(self.units[other].num_places for other in own[: own.index(self.units[unit].on or unit)])
+        return range(first, first + self.units[unit].num_places)
+
+    def places(self, rank: int) -> tuple[Place, ...]:
+        """Return the places of a rank in pipeline order. Raises ValueError for a rank outside of the topology."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank must be from 0 to {self.world_size - 1}, got {rank}")
+        return tuple(self._place(unit, rank - self.ranks(unit).start) for unit in self.units if rank in self.ranks(unit))
 
     def place(self, rank: int) -> Place:
-        """Return the place of a rank. Raises ValueError for a rank outside of the topology."""
-        for unit, size in self.units.items():
-            ranks = self.ranks(unit)
-            if rank in ranks:
-                before, tensor_slice = divmod(rank - ranks.start, size.tp)
-                replica, stage = divmod(before, size.pp)
-                return Place(unit, replica, stage, tensor_slice)
-        raise ValueError(f"rank must be from 0 to {self.world_size - 1}, got {rank}")
+        """Return the only place of a rank. Raises ValueError for a rank outside of the topology, or that units share."""
+        place, *others = self.places(rank)
+        if others:
+            raise ValueError(f"rank {rank} has several places: {place}, {', '.join(map(str, others))}")
+        return place
+
+    def _place(self, unit: str, index: int) -> Place:
+        before, tensor_slice = divmod(index, self.units[unit].tp)
+        replica, stage = divmod(before, self.units[unit].pp)
+        return Place(unit, replica, stage, tensor_slice)
 
     def rank(self, place: Place) -> int:
         """Return the rank of a place. Raises ValueError for a place outside of the topology."""
+        index = self._index(place)
+        return self.ranks(place.unit)[index]
+
+    def number(self, place: Place) -> int:
+        """Return the number of a place, counted unit by unit: its rank where no units share any.
+
+        Raises ValueError for a place outside of the topology.
+        """
+        index = self._index(place)
+        units = list(self.units)
+        return index + sum(self.units[unit].num_places for unit in units[: units.index(place.unit)])
+
+    def _index(self, place: Place) -> int:
         size = self.units.get(place.unit)
         if size is None or not (0 <= place.replica < size.dp and 0 <= place.stage < size.pp and 0 <= place.slice < size.tp):
             raise ValueError(f"there is no {place} in units of dp x tp x pp {self._sizes()}")
-        return self.ranks(place.unit)[(place.replica * size.pp + place.stage) * size.tp + place.slice]
+        return (place.replica * size.pp + place.stage) * size.tp + place.slice
+
+    @property
+    def rank_of(self) -> list[int]:
+        """The rank of every place, by its number."""
+        return [rank for unit in self.units for rank in self.ranks(unit)]
 
     def data_groups(self) -> Groups:
         """Return the data-parallel groups: the replicas of every slice of every stage.
 
-        Each rank is in exactly one group, which may have no other rank.
+        Each place is in exactly one group, which may have no other.
         """
         return tuple(
-            tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for replica in range(size.dp))
+            tuple(self.number(Place(unit, replica, stage, tensor_slice)) for replica in range(size.dp))
             for unit, size in self.units.items()
             for stage, tensor_slice in product(range(size.pp), range(size.tp))
         )
@@ -213,10 +257,10 @@ class PipelineTopology(BaseModel):
     def tensor_groups(self) -> Groups:
         """Return the tensor-parallel groups: the slices of every stage of every replica.
 
-        Each rank is in exactly one group, which may have no other rank.
+        Each place is in exactly one group, which may have no other.
         """
         return tuple(
-            tuple(self.rank(Place(unit, replica, stage, tensor_slice)) for tensor_slice in range(size.tp))
+            tuple(self.number(Place(unit, replica, stage, tensor_slice)) for tensor_slice in range(size.tp))
             for unit, size in self.units.items()
             for replica, stage in product(range(size.dp), range(size.pp))
         )
@@ -230,7 +274,7 @@ class PipelineTopology(BaseModel):
         if llm.pp == 1:
             return ()
         return tuple(
-            (self.rank(Place(LLM, replica, 0, tensor_slice)), self.rank(Place(LLM, replica, llm.pp - 1, tensor_slice)))
+            (self.number(Place(LLM, replica, 0, tensor_slice)), self.number(Place(LLM, replica, llm.pp - 1, tensor_slice)))
             for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
         )
 
@@ -258,9 +302,10 @@ class PipelineTopology(BaseModel):
 
     def _compared(self, planned: ExecutionSpec) -> Iterator[tuple[str, object, object]]:
         yield "trainer", self.execution.trainer, planned.trainer or self.execution.trainer
-        for name in ("schedule", "chunks", "in_flight"):
+        for name in _OF_PIPELINES:
             yield name, getattr(self.execution, name), getattr(planned, name)
         options = (
+            "on",
             "tp",
             "tp_overlap",
             "frozen",
@@ -331,17 +376,6 @@ class PipelineTopology(BaseModel):
 
     def _sizes(self) -> str:
         return ", ".join(f"{unit} {size}" for unit, size in self.units.items())
-
-
-def check_width(unit: str, shape: TransformerShape, tp: int) -> None:
-    """Raise UserError unless a unit of that shape can be cut into `tp` slices of equally many heads and inner channels."""
-    divided = {"heads": shape.heads, "kv_heads": shape.kv_heads, "mlp": shape.mlp}
-    for name, number in divided.items():
-        if number % tp:
-            raise UserError(
-                f"tp {tp} of unit {unit!r} does not divide its {name} {number}: "
-                f"set its tp to a divisor of {math.gcd(*divided.values())}"
-            )
 
 
 def load_topology_yaml(path: Path, job: JobSpec | None = None) -> PipelineTopology:

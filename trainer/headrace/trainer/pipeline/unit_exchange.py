@@ -1,4 +1,4 @@
-"""What the processes of two units send each other: which rows of a portion, and from which rank to which."""
+"""What the places of two units send each other: which rows of a portion, and from which place to which."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Ranges = Mapping[int, range]
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """The ranks of one replica of another unit that a process receives from and sends to."""
+    """The places of one replica of another unit, by number, that a place receives from and sends to."""
 
     source: int
-    """Rank that sends to this process: each TP slice receives from one TP slice of the other side."""
+    """What sends to this place: each TP slice receives from one TP slice of the other side."""
     receivers: Sequence[int]
-    """Ranks that this process sends to: the TP slices of the other side that receive from this one."""
+    """What this place sends to: the TP slices of the other side that receive from this one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A handover that carries rows, from the view of a process at one of its ends."""
+    """A handover that carries rows, from the view of a place at one of its ends."""
 
     number: int
     """The handover's number within the step."""
@@ -47,7 +47,7 @@ class Exchange:
 
 
 class Exchanges:
-    """Makes the exchanges of one process from the handovers of its portions."""
+    """Makes the exchanges of one place from the handovers of its portions."""
 
     def __init__(self, topology: PipelineTopology, place: Place) -> None:
         self._neighbours = {
@@ -81,8 +81,8 @@ class Exchanges:
 def _neighbours(topology: PipelineTopology, place: Place, unit: str, replica: int) -> Neighbours:
     own, other = topology.units[place.unit], topology.units[unit]
     stage = 0 if place.unit in in_front(unit, topology.units) else other.pp - 1
-    ranks = [topology.rank(Place(unit, replica, stage, number)) for number in range(other.tp)]
-    return Neighbours(ranks[place.slice % other.tp], ranks[place.slice :: own.tp])
+    slices = [topology.number(Place(unit, replica, stage, index)) for index in range(other.tp)]
+    return Neighbours(slices[place.slice % other.tp], slices[place.slice :: own.tp])
 
 
 def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:

@@ -16,7 +16,7 @@ from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.multimodal import MultimodalModel
-from headrace.trainer.pipeline.topology import check_width
+from headrace.trainer.pipeline.slice_width import check_width
 
 _IMAGE_TOKEN, _AUDIO_TOKEN = 0, 1
 DEFAULT_VOCABULARY = 32_000

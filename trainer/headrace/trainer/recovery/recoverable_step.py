@@ -18,9 +18,10 @@ from headrace.quarantine import Rejected
 from headrace.snapshot import NOBODY
 from headrace.trainer.gradients import buckets
 from headrace.trainer.pipeline.cargo import Prepare
-from headrace.trainer.pipeline.channels import Channel, ChannelEnd, Channels, OpenEnd
-from headrace.trainer.pipeline.executor import Executor
+from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, OpenEnd
+from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.feed import StepFeed
+from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.host_staging import from_host, staged, to_host, waiting
 from headrace.trainer.recovery.layout import Layout
@@ -91,8 +92,9 @@ class RecoverableStep:
         with mesh.interruptible(in_pipeline=True):
             own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, staged(self._pipeline, stage.device))
             channels = Channels(layout.topology, own_rank, stage.device, open_end, wait)
-        self._executor = Executor(layout.topology, layout.place, [stage], dtype, channels, wait)
-        self._evaluator = Executor(layout.topology.frozen(), layout.place, [stage], dtype, channels, wait)
+        self._wire = Wire(channels, stage.device, dtype, wait)
+        self._executor = Executor(layout.topology, layout.place, [stage], self._wire)
+        self._evaluator = Executor(layout.topology.frozen(), layout.place, [stage], self._wire)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
         sharing: dict[tuple[int, ...], list[str]] = {}
         for name, ranks in holders.items():
@@ -119,7 +121,7 @@ class RecoverableStep:
         meanwhile, or has turned to something else.
         """
         with self._mesh.interruptible(in_pipeline=True), self._autocast:
-            totals = self._executor.run(feed.routes, feed)
+            [totals] = run_step([self._executor], feed.routes, [feed])
         loss_sum = float(totals.loss_sum)
         return Share(
             formation=share.formation,
@@ -142,7 +144,7 @@ class RecoverableStep:
         try:
             with self._mesh.interruptible():
                 self._mesh.wait(self._mesh.everybody.allreduce([sums]))
-                self._executor.wire.flush()  # the receivers are here, so they have taken their messages
+                self._wire.flush()  # the receivers are here, so they have taken their messages
         except MeshCutError:
             with suppress(MeshCutError), self._mesh.interruptible(in_pipeline=True):
                 self._mesh.wait(self._pipeline.barrier(), in_pipeline=True)  # others in it may still need this node's messages
@@ -154,14 +156,14 @@ class RecoverableStep:
         """Run forward only. Return the loss sum and the weight of targets over all nodes, and the encoded CommitRequest of each
         node that `speaks`, with the rejected samples of its pipeline. Raises MeshCutError."""
         with self._mesh.interruptible(in_pipeline=True), torch.no_grad(), self._autocast:
-            totals = self._evaluator.run(feed.routes, feed)
+            [totals] = run_step([self._evaluator], feed.routes, [feed])
         rejected = feed.rejected if speaks else ()
         said = sessions_pb2.CommitRequest(rejections=map(rejection_message, rejected)).SerializeToString()
         own = torch.tensor([float(totals.loss_sum), totals.target_weight, len(said)], dtype=torch.float64)
         everybody = [torch.empty_like(own) for _ in range(self._mesh.num_ranks)]
         with self._mesh.interruptible():
             self._mesh.wait(self._mesh.everybody.allgather([everybody], [own]))
-            self._evaluator.wire.flush()
+            self._wire.flush()
             table = torch.stack(everybody)
             messages = self._mesh.gather(said, table[:, 2].long().tolist())
         return float(table[:, 0].sum()), float(table[:, 1].sum()), messages
@@ -256,12 +258,12 @@ def _end_of(layout: Layout, pipeline: dist.ProcessGroup) -> OpenEnd:
     """
     present = [rank for rank in layout.ranks if rank != NOBODY]
 
-    def open_end(channel: Channel) -> ChannelEnd | None:
-        ends = [layout.ranks[place] for place in channel[1:]]
+    def open_end(ranks: ChannelRanks) -> ChannelEnd | None:
+        ends = [layout.ranks[index] for index in (ranks.sender, ranks.receiver)]
         if layout.rank not in ends or NOBODY in ends:
             return None
         peer = ends[1 - ends.index(layout.rank)]
-        return ChannelEnd(pipeline, present.index(peer), tag=channel.kind)
+        return ChannelEnd(pipeline, present.index(peer), ranks.tag)
 
     return open_end
 
