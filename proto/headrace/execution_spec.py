@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,7 +13,8 @@ from headrace.plan import GENERATOR, LLM
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE, build
 from headrace.user_document import SpecSection, parse_json
 
-NESTED, COLOCATED = "nested", "colocated"
+NESTED: Final = "nested"
+COLOCATED: Final = "colocated"
 Sharing = Literal["nested", "colocated"]
 """In which order a rank that several units share takes their actions. "nested": each unit's in the order of the schedule, which
 bounds its activations; whatever can run first, the LLM's in front of others, so that encoders run where the LLM would wait.

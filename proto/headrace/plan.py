@@ -100,7 +100,7 @@ class StepPlan:
     replica r of the unit processes in microbatch k, in processing order. Their entries in `replicas` say at the same index which
     of the LLM's replicas these samples are for."""
     forward_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """Seconds of the forward through a whole unit, by unit and sample, in float32: what ranks go by that several units share.
+    """Seconds of the forward through a whole unit, by unit and sample: what ranks go by that several units share.
     Empty where none do. It is no part of `to_json`."""
 
     def sample_ids(self) -> list[int]:

@@ -247,10 +247,8 @@ class PlannedStep:
 
         Raises ValueError if the schedule cannot run the plan, or if no plan is found that keeps the memory limit.
         """
-        topology, seed = topology_spec.topology(), spec.seed + self.index
-        self.num_bytes = sum(
-            decoded_bytes(probe, patch=spec.image.patch, mel_bins=spec.audio.mel_bins) for probe in self.probes.values()
-        )
+        topology, seed, image, audio = topology_spec.topology(), spec.seed + self.index, spec.image, spec.audio
+        self.num_bytes = sum(decoded_bytes(probe, patch=image.patch, mel_bins=audio.mel_bins) for probe in self.probes.values())
         if not self.probes:
             nothing = Microbatch(units=dict.fromkeys(topology.stages, ()))
             counts = [pipeline.microbatches for pipeline in formation.pipelines] if formation is not None else None
@@ -264,8 +262,8 @@ class PlannedStep:
         estimated = estimate(
             probes,
             shape,
-            image=spec.image,
-            audio=spec.audio,
+            image=image,
+            audio=audio,
             vocab=vocab,
             units=units,
             measured=None if costs is None else costs.coefficients,
@@ -311,9 +309,8 @@ class PlannedStep:
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if spec.execution.of_units("on"):
-            ids = self.sample_ids.tolist()
-            in_float32 = {unit: costs.astype(np.float32).tolist() for unit, costs in self.costs.items()}
-            plan = replace(plan, forward_s={unit: dict(zip(ids, of_unit, strict=True)) for unit, of_unit in in_float32.items()})
+            ids, costs = self.sample_ids.tolist(), self.costs.items()
+            plan = replace(plan, forward_s={unit: dict(zip(ids, some.tolist(), strict=True)) for unit, some in costs})
         if self.correction.units and plan.predicted is not None:
             self.forecast_s = max(0.0, plan.predicted.iteration_s + self.correction.unexplained_s)
         return plan

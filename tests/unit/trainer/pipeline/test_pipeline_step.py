@@ -84,7 +84,7 @@ def test_a_step_learns(step: PipelineStep) -> None:
 
 def test_two_chunks_in_one_process_that_share_a_matrix_learn_as_one_stage(step: PipelineStep) -> None:
     chunks = make_step(OptimizerSpec(), schedule="interleaved", chunks=2)
-    first, last = chunks.stages
+    first, last = chunks.places[0].stages
     assert first.model.decoder.embed.weight is last.model.decoder.embed.weight
     found, expected = ([run(one, 1e-3) for _ in range(3)] for one in (chunks, step))
     for result, right in zip(found, expected, strict=True):
@@ -96,16 +96,16 @@ def test_a_stage_that_gathers_its_weights_learns_the_same_and_forecasts_what_it_
     step: PipelineStep, schedule: dict[str, Any]
 ) -> None:
     sharded = make_step(OptimizerSpec(), shard_weights=True, **schedule)
-    memory = sharded.forecast_memory(IMAGE, AUDIO)
+    memory = sharded.places[0].forecast_memory(IMAGE, AUDIO)
     for found, right in zip(*([run(one, 1e-3) for _ in range(3)] for one in (sharded, step)), strict=True):
         assert (found.loss, found.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
-    assert sum(parameter.untyped_storage().nbytes() for parameter in sharded.parameters) == 0
+    assert sum(parameter.untyped_storage().nbytes() for parameter in sharded.places[0].parameters) == 0
     assert memory.forecast is not None
     whole = sum(4 * parameter.numel() for parameter in step.places[0].parameters)
-    largest = max(stage.sharded.gathered_bytes for stage in sharded.stages if stage.sharded is not None)
+    largest = max(stage.sharded.gathered_bytes for stage in sharded.places[0].stages if stage.sharded is not None)
     assert memory.forecast.state.weights == whole + largest
     assert 0 < largest < whole
-    loss_sum, num_targets = sharded.evaluate(routes(), sharded.prepare.feed(routes(), text_of))
+    loss_sum, num_targets = sharded.evaluate(routes(), [sharded.places[0].prepare.feed(routes(), text_of)])
     expected, _ = step.evaluate(routes(), [step.places[0].prepare.feed(routes(), text_of)])
     assert loss_sum == pytest.approx(expected, rel=1e-5)
     assert num_targets > 0
@@ -123,7 +123,7 @@ def test_a_compiled_stage_learns_the_same(step: PipelineStep, monkeypatch: pytes
     compiled = make_step(OptimizerSpec(), compile=True)
     for found, right in zip(*([run(one, 1e-3) for _ in range(3)] for one in (compiled, step)), strict=True):
         assert (found.loss, found.grad_norm) == pytest.approx((right.loss, right.grad_norm), rel=1e-5)
-    assert 0 < len(traced) < 2 * len(compiled.stages[0].layers), "once for all lengths and all layers that are alike"
+    assert 0 < len(traced) < 2 * len(compiled.places[0].stages[0].layers), "once for all lengths and all layers that are alike"
 
 
 @pytest.fixture
