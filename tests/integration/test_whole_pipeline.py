@@ -22,7 +22,7 @@ def processes() -> Iterator[Processes]:
 
 
 COVERING = covering_cases(strength=2)
-KINDS_OF_EVERY_RUN = ("schedule", "precision", "activations", "head", "weights", "dropout")
+KINDS_OF_EVERY_RUN = ("schedule", "precision", "activations", "head", "weights", "dropout", "sharing")
 
 
 def is_slow(number: int) -> bool:

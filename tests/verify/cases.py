@@ -99,7 +99,7 @@ class Case:
 
     def __str__(self) -> str:
         of_model = f"{'+'.join(self.units)}, {self.degrees}, {self.frozen}"
-        others = ", ".join(getattr(self, name) for name in OTHERS if name != "strategy")
+        others = ", ".join(self.kept if name == "weights" else getattr(self, name) for name in OTHERS if name != "strategy")
         return f"{self.schedule}, {self.strategy}, {of_model}, {others}"
 
     @property
@@ -114,16 +114,22 @@ class Case:
                 **frozen[unit],
                 "checkpointing": recomputed[unit],
                 "fp32_residual_connection": whole[unit],
-                "shard_weights": self.weights == "sharded" and not self.shares_ranks,
+                "shard_weights": self.kept == "sharded",
             }
             for unit in self.units
         }
-        sharing = COLOCATED if self.degrees.startswith(COLOCATED) else NESTED
-        return {**SCHEDULES[self.schedule], "sharing": sharing, "units": units, "dropout": DROPOUT[self.dropout]}
+        sharing = {"sharing": self.sharing} if self.sharing else {}
+        return {**SCHEDULES[self.schedule], **sharing, "units": units, "dropout": DROPOUT[self.dropout]}
 
     @property
-    def shares_ranks(self) -> bool:
-        return any("on" in unit for unit in DEGREES[self.degrees].values())
+    def kept(self) -> str:
+        """How weights are kept: ranks that units share keep them whole."""
+        return WEIGHTS[0] if self.sharing else self.weights
+
+    @property
+    def sharing(self) -> str:
+        """How units share ranks; empty if none do."""
+        return next((order for order in (NESTED, COLOCATED) if self.degrees.startswith(order)), "")
 
     @property
     def dtype(self) -> str:
