@@ -15,11 +15,12 @@ from typing import Any, TextIO
 
 import torch
 
-from headrace.trainer.pipeline import executor
 from headrace.trainer.pipeline.cargo import Prepare
+from headrace.trainer.pipeline.channels import Channel
 from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.step_run import StepRun
 from headrace.trainer.recovery import node_training
 from headrace.trainer.recovery import recoverable_step as recovery_step
 from headrace.trainer.recovery.layout import Layout
@@ -175,7 +176,7 @@ def install(strikes: Strikes) -> None:
     before(Stage, "forward", Place.FORWARD)
     before(torch.autograd, "backward", Place.BACKWARD)
     before(Wire, "receive", Place.RECEIVE)
-    before(executor._Run, "_send", Place.BROKER)
+    before(StepRun, "_send", Place.BROKER)
     before(recovery_step, "_sum_gradients", Place.GRADIENTS)
     before(RecoverableStep, "vote", Place.VOTE)
     before(node_training, "apply", Place.UPDATE)
@@ -191,10 +192,10 @@ def install(strikes: Strikes) -> None:
     behind(node_training, "write", Place.SAVED)
     before(node_training, "publish", Place.PUBLISH)
 
-    def send(run: Any, wire: Wire, tensor: torch.Tensor, kind: Any, to: int, number: int) -> None:
-        if to != wire._rank:
+    def send(run: Any, wire: Wire, tensor: torch.Tensor, channel: Channel, number: int) -> None:
+        if not wire.channels.are_within(channel):
             reach(Place.SEND)
-        run(wire, tensor, kind, to, number)
+        run(wire, tensor, channel, number)
 
     def vote(run: Any, step: RecoverableStep, *arguments: Any) -> Any:
         mesh, everybody = step._mesh, step._mesh.everybody
