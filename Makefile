@@ -133,7 +133,7 @@ chaos: setup  ## kill, stop and cut off random processes of a real cluster, and 
 chaos-trainer: setup  ## lose nodes of recoverable jobs at every kind of action, and compare weights and ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos_trainer --minutes 9.5
 
-verify: setup  ## compare the pipeline runtime with one process in 1,202 cases that have every three choices together (an hour)
+verify: setup  ## compare the pipeline runtime with one process in 1,257 cases that have every three choices together (an hour)
 	@$(BIN)/python -m tests.verify
 
 # A local version of torch (2.13.0+cpu) becomes the release, which any build of it satisfies; CUDA builds pin their own libraries.

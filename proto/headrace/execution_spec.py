@@ -28,6 +28,9 @@ class UnitExecution(SpecSection):
     """Number of data-parallel replicas. None: as many as the LLM, which has `topology.replicas`."""
     on: Literal["llm"] | None = None
     """Whose ranks the unit runs on: the LLM's, of which there must be as many as its dp x tp x pp. None: on ranks of its own."""
+    pieces: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 1
+    """Into how many actions, each of some of its layers, a pass of the unit is cut where it runs on the LLM's ranks: shorter ones
+    fit better where the LLM waits. More than 1 only with `on`, one stage and one chunk. Plans do not know it."""
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
@@ -210,9 +213,14 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
                 f"unit {unit!r} is frozen as a whole, and so are more than its first {size.frozen_layers} layers: "
                 "take away its frozen or its frozen_layers"
             )
+        if size.pieces > 1 and (size.on is None or stages[unit] * chunks > 1):
+            raise ValueError(
+                f"unit {unit!r} has {size.pieces} pieces, pp {stages[unit]} and chunks {chunks}, but only a unit on the ranks of "
+                f"the {LLM} is cut into pieces, and not into stages or chunks too: set on: {LLM}, pp 1 and chunks 1"
+            )
         if size.cuts is None:
             continue
-        parts = stages[unit] * chunks
+        parts = stages[unit] * chunks * size.pieces
         if len(size.cuts) != parts - 1:
             raise ValueError(
                 f"unit {unit!r} has {len(size.cuts)} cuts, but pp {stages[unit]} x chunks {chunks} parts need {parts - 1}: "

@@ -49,6 +49,7 @@ DEGREES: dict[str, dict[str, dict[str, Any]]] = {
     "nested on 2 stages": {"encoder": {"dp": 2, "on": LLM}, "llm": {"pp": 2}, "generator": {"pp": 2, "on": LLM}},
     "nested in 2, on 2 replicas": {"encoder": {"dp": 2, "pp": 2, "on": LLM}, "llm": {"dp": 2, "pp": 2}},
     "nested on slices": {"encoder": {"dp": 2, "on": LLM}, "llm": {"tp": 2}, "generator": {"tp": 2, "on": LLM}},
+    "nested in pieces": {"encoder": {"dp": 2, "on": LLM, "pieces": 2}, "llm": {"pp": 2}},
     "colocated on 2 stages": {"encoder": {"dp": 2, "on": LLM}, "llm": {"pp": 2}},
     "colocated slices on 2 stages": {"encoder": {"tp": 2, "on": LLM}, "llm": {"pp": 2}},
 }
@@ -143,11 +144,12 @@ class Case:
     @property
     def can_run(self) -> bool:
         """Whether MOST_PROCESSES reach, something learns, and units that have to be whole, or to send whole rows, do."""
-        cut = self.schedule == "interleaved" or bool({"pp", "tp"} & DEGREES[self.degrees].get("encoder", {}).keys())
+        cut = self.schedule == "interleaved" or bool({"pp", "tp", "pieces"} & DEGREES[self.degrees].get("encoder", {}).keys())
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
         in_pieces = "tp_overlap" in DEGREES[self.degrees].get("llm", {})
         fits = not (cut and "encoder" in self.units) and not (in_pieces and self.schedule == ZERO_BUBBLE)
+        fits = fits and not (self.degrees == "nested in pieces" and self.schedule == "interleaved")
         return self.num_processes <= MOST_PROCESSES and fits and learns
 
     @property

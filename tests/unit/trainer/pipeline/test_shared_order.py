@@ -37,6 +37,7 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "replicas on slices": {"vision": {"dp": 4, "on": "llm"}, "llm": {"tp": 2, "pp": 2}},
     "stages on replicas": {"vision": {"pp": 2, "on": "llm"}, "audio": {"dp": 2, "on": "llm"}, "llm": {"dp": 2}},
     "some on ranks of their own": {"vision": {"dp": 3, "on": "llm"}, "audio": {"dp": 2}, "llm": {"dp": 3}},
+    "in pieces": {"vision": {"dp": 2, "on": "llm", "pieces": 3}, "llm": {"pp": 2}},
     "a generator": {"vision": {"dp": 2, "on": "llm"}, "llm": {"pp": 2}, "generator": {"dp": 2, "on": "llm"}},
 }
 
@@ -94,6 +95,8 @@ def test_a_unit_on_the_llm_has_its_ranks() -> None:
         ({"llm": {}, "generator": {"on": "llm"}}, {"sharing": COLOCATED}, "cannot run behind all of them: take sharing nested"),
         ({"vision": {"dp": 2, "on": "llm"}, "llm": {"dp": 2, "shard_weights": True}}, {}, "take away either"),
         ({"vision": {"on": "llm"}, "llm": {}}, {"sharing": "somehow"}, "sharing"),
+        ({"vision": {"pieces": 2}, "llm": {}}, {}, "2 pieces, pp 1 and chunks 1, but only a unit on the ranks of the llm"),
+        ({"vision": {"pp": 2, "pieces": 2, "on": "llm"}, "llm": {"pp": 2}}, {}, "not into stages or chunks too"),
     ],
 )
 def test_units_that_cannot_share_ranks_are_refused(units: dict[str, Any], fields: dict[str, Any], message: str) -> None:
@@ -111,7 +114,7 @@ def test_units_that_cannot_share_ranks_are_refused(units: dict[str, Any], fields
 def test_every_rank_takes_every_action_of_its_places_and_none_waits_forever(
     sizes: str, sharing: str, schedule: str, strategy: str, seed: int
 ) -> None:
-    if sharing == COLOCATED and "generator" in SIZES[sizes]:
+    if (sharing == COLOCATED and "generator" in SIZES[sizes]) or (sizes == "in pieces" and schedule == "interleaved"):
         return
     topology = topology_of(SIZES[sizes], **SCHEDULES[schedule], sharing=sharing)
     routes = routes_of(topology, strategy, seed)
@@ -136,6 +139,14 @@ def test_nested_encoders_run_where_the_llm_would_wait() -> None:
     first, second = ([(unit, action.kind) for unit, action in actions_in_turn(topology, routes, rank)][:4] for rank in (0, 1))
     assert first.index(("llm", Kind.FORWARD)) < second.index(("llm", Kind.FORWARD))
     assert [unit for unit, _ in second[:2]] == ["vision", "vision"]
+
+
+def test_a_pass_in_pieces_runs_from_the_first_layers_to_the_last_and_back() -> None:
+    topology = topology_of(SIZES["in pieces"])
+    taken = [action for unit, action in actions_in_turn(topology, routes_of(topology, "joint", 1), 0) if unit == "vision"]
+    for kind, chunks in ((Kind.FORWARD, [0, 1, 2]), (Kind.BACKWARD, [2, 1, 0])):
+        of_first = [action.chunk for action in taken if action.kind == kind and action.microbatch == taken[0].microbatch]
+        assert of_first == chunks
 
 
 def test_nested_encoders_hold_as_many_microbatches_as_the_schedule_has_them() -> None:

@@ -311,7 +311,7 @@ def test_a_topology_that_fits_passes() -> None:
             {"llm": {"pp": 5}},
             {},
             5,
-            "unit 'llm' has 4 layers, too few for pp 5 x chunks 1 = 5 parts of at least one layer: lower its pp",
+            "unit 'llm' has 4 layers, too few for pp 5 = 5 parts of at least one layer: lower its pp",
         ),
         (
             {"vision": {"pp": 2}, "llm": {}},

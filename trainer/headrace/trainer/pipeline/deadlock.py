@@ -75,7 +75,7 @@ def check_rows(
     kinds = np.array([action.kind for action in actions], np.int64)
     # Only 'zero-bubble' asks for weights, and it has one chunk: a stage is at the position of its number.
     until = freed_by(topology.schedule, has_weights=flow.has_weights(place.stage))
-    peak = activation_memory(kinds, takes, gives, until).max(initial=0.0) / topology.chunks
+    peak = activation_memory(kinds, takes, gives, until).max(initial=0.0) / topology.chunks_of(place.unit)
     if peak > size.max_rows:
         raise UserError(
             f"stage {place.stage} of {place.unit} replica {place.replica} would keep {peak:.0f} rows at once, more than the "

@@ -149,8 +149,8 @@ def _chunks(step: EmulatedStep, place: Place) -> list[EmulatedChunk]:
     forward_s = {sample: seconds / topology.num_parts(unit) for sample, seconds in step.forward_s[unit].items()}
     ends = unit == list(topology.units)[-1] and place.stage == topology.stages[unit] - 1
     return [
-        EmulatedChunk(forward_s, step.factors[unit], is_last=ends and chunk == topology.chunks - 1)
-        for chunk in range(topology.chunks)
+        EmulatedChunk(forward_s, step.factors[unit], is_last=ends and chunk == topology.chunks_of(unit) - 1)
+        for chunk in range(topology.chunks_of(unit))
     ]
 
 

@@ -8,7 +8,7 @@ yet by number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -127,7 +127,7 @@ class Program:
             return action.microbatch, adjacent // self._pp, 0
         handover = self._routes.handovers[message.number]
         if message.kind == Kind.FORWARD:
-            return handover.source.forward, self._topology.chunks - 1, 0
+            return handover.source.forward, self._topology.chunks_of(handover.source.unit) - 1, 0
         return handover.target.backward, 0, handover.target.forward
 
     def link_number(self, portion: int, position: int, other: int) -> int:
@@ -175,7 +175,7 @@ def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: i
     return _actions(*_shape(topology, routes, unit, replica))
 
 
-_Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int, ...], bool]
+_Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int, ...], bool, int]
 """All that the actions of a replica of a unit follow from. It is the same for most replicas and most steps."""
 
 
@@ -183,7 +183,8 @@ def _shape(topology: PipelineTopology, routes: Routes, unit: str, replica: int) 
     in_flight = topology.in_flight if routes.in_flight is None else routes.in_flight
     occupied = routes.occupied(replica, in_step=topology.shards_weights)
     forwards_first = topology.sharing == COLOCATED and topology.units[unit].on is not None
-    return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied, forwards_first
+    pieces = topology.units[unit].pieces
+    return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied, forwards_first, pieces
 
 
 @lru_cache(maxsize=256)
@@ -195,6 +196,7 @@ def _actions(
     unit: str,
     occupied: tuple[int, ...],
     forwards_first: bool,
+    pieces: int,
 ) -> Schedule:
     units, sizes = zip(*stages, strict=True)
     first = sum(sizes[: units.index(unit)])
@@ -202,7 +204,21 @@ def _actions(
     of_unit = schedule[first : first + dict(stages)[unit]]
     if forwards_first:
         of_unit = tuple(tuple(sorted(actions, key=lambda action: action.kind != Kind.FORWARD)) for actions in of_unit)
-    return tuple(tuple(replace(action, microbatch=occupied[action.microbatch]) for action in actions) for actions in of_unit)
+    return tuple(
+        tuple(
+            piece for action in actions for piece in _in_pieces(replace(action, microbatch=occupied[action.microbatch]), pieces)
+        )
+        for actions in of_unit
+    )
+
+
+def _in_pieces(action: Action, pieces: int) -> Iterator[Action]:
+    """Yield the actions that an action is cut into: forwards from the first layers to the last, the others back."""
+    if pieces == 1:
+        yield action
+    else:
+        chunks = range(pieces) if action.kind == Kind.FORWARD else reversed(range(pieces))
+        yield from (replace(action, chunk=chunk) for chunk in chunks)
 
 
 @lru_cache(maxsize=64)
@@ -220,8 +236,9 @@ def _turns(
     unit: str,
     occupied: tuple[int, ...],
     forwards_first: bool,
+    pieces: int,
     stage: int,
 ) -> dict[tuple[Kind, int, int], int]:
     """Return the place of every action of a stage among all of them, by kind, microbatch and chunk."""
-    actions = _actions(name, stages, chunks, in_flight, unit, occupied, forwards_first)[stage]
+    actions = _actions(name, stages, chunks, in_flight, unit, occupied, forwards_first, pieces)[stage]
     return {(action.kind, action.microbatch, action.chunk): place for place, action in enumerate(actions)}

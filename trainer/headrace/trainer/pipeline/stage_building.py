@@ -347,7 +347,7 @@ def build_stages(
     """
     unit = topology.units[place.unit]
     stages = []
-    for chunk in range(topology.chunks):
+    for chunk in range(topology.chunks_of(place.unit)):
         first, last = bounds[chunk * unit.pp + place.stage :][:2]
         stage = STAGES[place.unit](
             make_model(),

@@ -136,7 +136,7 @@ class StepRun:
         self._held: dict[tuple[int, int], _Held] = {}  # by portion and position
         self._autocasts = torch.is_autocast_enabled(self._chunks[0].device.type)
         self._defers_weights = topology.schedule == ZERO_BUBBLE
-        self._deferred_weights: dict[int, Callable[[], None]] = {}  # by portion
+        self._deferred_weights: dict[tuple[int, int], Callable[[], None]] = {}  # by portion and position
 
     def num_rows(self, kind: Kind) -> dict[int, int]:
         """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
@@ -270,7 +270,7 @@ class StepRun:
             with self.clock.computing(), self._as_in_forward(), weights:
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
-                self._deferred_weights[move.portion] = move.chunk.take_weight_gradients()
+                self._deferred_weights[move.portion, move.position] = move.chunk.take_weight_gradients()
         if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
         arriving = self._cargo[move.portion].arriving
@@ -290,7 +290,7 @@ class StepRun:
         return gradient
 
     def _run_weights(self, move: Move) -> None:
-        compute = self._deferred_weights.pop(move.portion, None)
+        compute = self._deferred_weights.pop((move.portion, move.position), None)
         if compute is None:
             return
         with self.clock.computing(), self._as_in_forward():

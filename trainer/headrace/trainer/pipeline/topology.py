@@ -34,9 +34,7 @@ from headrace.trainer.pipeline.slice_width import check_width
 ENCODER = "encoder"
 """Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
 
-_OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing")
-"""What a job and a topology say under the same name of pipelines as a whole."""
-
+_OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing")  # what jobs, too, say of pipelines as a whole
 Groups = tuple[tuple[int, ...], ...]
 """Tuples of places by number, one for each process group, in an order that is the same on every rank."""
 
@@ -192,7 +190,11 @@ class PipelineTopology(BaseModel):
 
     def num_parts(self, unit: str) -> int:
         """Return the number of parts that the layers of a unit are cut into: part c * pp + s is chunk c of stage s."""
-        return self.units[unit].pp * self.chunks
+        return self.units[unit].pp * self.chunks_of(unit)
+
+    def chunks_of(self, unit: str) -> int:
+        """Return the number of parts that each stage of a unit has: the schedule's chunks, or the unit's pieces."""
+        return self.chunks * self.units[unit].pieces
 
     def ranks(self, unit: str) -> range:
         """Return the ranks of one unit, which are consecutive."""
@@ -306,6 +308,7 @@ class PipelineTopology(BaseModel):
             yield name, getattr(self.execution, name), getattr(planned, name)
         options = (
             "on",
+            "pieces",
             "tp",
             "tp_overlap",
             "frozen",
@@ -349,9 +352,10 @@ class PipelineTopology(BaseModel):
     def _check_unit(self, unit: str, shape: TransformerShape) -> None:
         size, parts = self.units[unit], self.num_parts(unit)
         if shape.layers < parts:
+            cut = {n: by for n, by in (("pp", size.pp), ("chunks", self.chunks), ("pieces", size.pieces)) if by > 1}
             raise UserError(
-                f"unit {unit!r} has {shape.layers} layers, too few for pp {size.pp} x chunks {self.chunks} = {parts} parts "
-                f"of at least one layer: lower its pp{' or chunks' if self.chunks > 1 else ''}"
+                f"unit {unit!r} has {shape.layers} layers, too few for {' x '.join(f'{n} {by}' for n, by in cut.items())} = "
+                f"{parts} parts of at least one layer: lower its {' or '.join(cut)}"
             )
         if size.cuts and size.cuts[-1] >= shape.layers:
             raise UserError(
