@@ -309,8 +309,8 @@ class PlannedStep:
                 self.estimated = {**self.estimated, LLM: (of_pack / np.bincount(packs))[packs]}
             plan = plan_of_samples(plan_any(of_packs), batch, packs)
         if spec.execution.of_units("on"):
-            ids, costs = self.sample_ids.tolist(), self.costs.items()
-            plan = replace(plan, forward_s={unit: dict(zip(ids, some.tolist(), strict=True)) for unit, some in costs})
+            ids, of_units = self.sample_ids.tolist(), self.costs.items()
+            plan = replace(plan, forward_s={unit: dict(zip(ids, some.tolist(), strict=True)) for unit, some in of_units})
         if self.correction.units and plan.predicted is not None:
             self.forecast_s = max(0.0, plan.predicted.iteration_s + self.correction.unexplained_s)
         return plan
