@@ -23,9 +23,10 @@ from headrace.reorder_service.planning.cost_model.stable_batch import (
 from headrace.reorder_service.planning.execution import BACKWARD_FACTOR
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import stage_share, step_s
+from headrace.reorder_service.planning.orchestration.estimate import step_s
 from headrace.reorder_service.planning.orchestration.searches import SEARCHES, disttrain_exact, disttrain_relaxed, megatron
 from headrace.reorder_service.planning.orchestration.searches.cornstarch import divide
+from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
 
 Search = Callable[[Demand], list[Candidate]]
 
@@ -196,7 +197,7 @@ def _aware_section() -> Section:
 def _of_stages(demand: Demand, is_aware: bool) -> Candidate:
     seconds = [demand.step_s(unit, SLICES) if is_aware else float(unit.forward_s[SLICES].mean()) for unit in demand.units]
     curves = [
-        whole * stage_share(unit.layers, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)
+        whole * time_share(unit, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)
     ]
     stages = zip(demand.unit_names, divide(curves, GPUS // SLICES), strict=True)
     grids = {name: UnitGrid(dp=1, tp=SLICES, pp=pp) for name, pp in stages}

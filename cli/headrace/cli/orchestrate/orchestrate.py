@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.reorder_service.planning.orchestration.candidate import Candidate
     from headrace.reorder_service.planning.orchestration.judgement import Judgement
 
-PLACEMENTS = ("disaggregated", "colocated")
+PLACEMENTS = ("disaggregated", "colocated", "encoders-first", "nested")
 DEFAULT_LIMIT = 4096
 _EPILOG = f"""\
 How it works. Headers and texts of PATH are read, and what every sample costs in each unit of the
@@ -35,8 +35,11 @@ batches, with the job's strategy, transfers, the exchange of gradients, and the 
 The search `headrace` looks through the whole space and takes up what the others find.
 
 placements:
-  disaggregated  every unit has GPUs of its own, as stages of a pipeline (`trainer: pipeline`)
-  colocated      every GPU has all units, sharded (FSDP): one after the other (`trainer: colocated`)
+  disaggregated   every unit has GPUs of its own, as stages of a pipeline (`trainer: pipeline`)
+  colocated       every GPU has all units, sharded (FSDP): one after the other (`trainer: colocated`)
+  encoders-first  encoders on the GPUs of the LLM's pipelines: all their forwards, then the LLM, then all
+                  their backwards (`on: llm`, `sharing: colocated`)
+  nested          the same GPUs, but encoders run where the LLM would wait (`sharing: nested`)
 
 examples:
   headrace orchestrate --model qwen2.5-vl-3b --data examples/data --gpus 64 --device a40
@@ -191,7 +194,7 @@ def _written(args: argparse.Namespace, problem: PlacementProblem, report: Report
     found = report.found
     others = sorted(found.answers.values(), key=lambda one: one.key)
     ranked: list[Judgement] = [found.best, *found.alternatives, *others]
-    pipelines = (one for one in ranked if one.candidate.placement != "colocated" and one.fits)
+    pipelines = (one for one in ranked if one.candidate.placement == "disaggregated" and one.fits)
     with writing(args.out):
         return write_files(args.out, problem, found.best, next(pipelines, None), found.batches)
 
@@ -216,7 +219,7 @@ def _print(report: Report, files: PlacementFiles, picture: Path | None) -> None:
     print(f"files: {', '.join(map(str, files.paths))}" + ("" if picture is None else f"\npicture: {picture}"))
     print(f"to train, {files.processes} processes, on each node:\n  {files.launch}")
     if files.emulate:
-        of = "" if report.found.best.candidate.placement != "colocated" else " the best with pipelines"
+        of = "" if report.found.best.candidate.placement == "disaggregated" else " the best with GPUs of its own for each unit"
         print(f"to emulate{of}, {files.emulated_processes} processes on this machine:\n  {files.emulate}")
     if files.small:
         print(f"or one of its equal groups of replicas, {files.small_processes} processes:\n  {files.small}")

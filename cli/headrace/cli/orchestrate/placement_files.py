@@ -89,6 +89,7 @@ def job_of(problem: PlacementProblem, judgement: Judgement) -> dict[str, Any]:
     for unit in demand.units:
         said: dict[str, Any] = {}
         if not colocated:
+            said |= {"on": LLM} if unit.name in candidate.guests else {}
             said |= {"dp": grids[unit.name].dp} if grids[unit.name].dp != llm.dp else {}
             said |= {"tp": grids[unit.name].tp} if grids[unit.name].tp > 1 else {}
             said |= _exchange(problem, candidate, unit.name)
@@ -125,6 +126,7 @@ def _of_pipelines(problem: PlacementProblem, candidate: Candidate) -> dict[str, 
     demand = problem.demand
     said: dict[str, Any] = {"trainer": "pipeline", "schedule": demand.schedule}
     said |= {"chunks": demand.chunks} if demand.chunks > 1 else {}
+    said |= {"sharing": candidate.sharing} if candidate.guests else {}
     execution = execution_of(demand, candidate)
     said |= {"bandwidth_gb_s": execution.bytes_per_s / 1e9, "latency_us": round(execution.latency_s * _MICRO, 6)}
     if problem.model in MODEL_SHAPES:  # of others the planner does not know the activations
@@ -133,10 +135,9 @@ def _of_pipelines(problem: PlacementProblem, candidate: Candidate) -> dict[str, 
 
 
 def _exchange(problem: PlacementProblem, candidate: Candidate, name: str) -> dict[str, Any]:
-    from headrace.reorder_service.planning.orchestration.exchange import replicas_s
+    from headrace.reorder_service.planning.orchestration.judge import execution_of
 
-    unit = next(unit for unit in problem.demand.units if unit.name == name)
-    seconds = replicas_s(unit, candidate.grids[name], problem.demand.cluster)
+    seconds = execution_of(problem.demand, candidate).exchange_s.get(name, (0.0, 0.0))
     return {"exchange_s": [float(f"{one_s:.4g}") for one_s in seconds]} if sum(seconds) > 0 else {}
 
 
@@ -185,11 +186,13 @@ def topology_of(problem: PlacementProblem, candidate: Candidate) -> dict[str, An
     """Return the topology of the trainers, as plain data of the file of `headrace train --topology`."""
     units: dict[str, Any] = {}
     for unit, grid in candidate.grids.items():
-        units[unit] = {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp}
+        units[unit] = {"on": LLM} if unit in candidate.guests else {}
+        units[unit] |= {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp}
         units[unit] |= {"frozen": True} if unit in problem.frozen else {}
         units[unit] |= {"checkpointing": True} if unit in problem.checkpointing else {}
     said: dict[str, Any] = {"schedule": problem.demand.schedule}
     said |= {"chunks": problem.demand.chunks} if problem.demand.chunks > 1 else {}
+    said |= {"sharing": candidate.sharing} if candidate.guests else {}
     return {**said, "units": units}
 
 

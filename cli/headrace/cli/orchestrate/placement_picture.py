@@ -11,6 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from headrace.cli.orchestrate.placement_report import Report
+from headrace.cli.orchestrate.shared_picture import COLOURS as _COLOURS
+from headrace.cli.orchestrate.shared_picture import draw_shared_ranks
 from headrace.cli.planning.outcome import Outcome
 from headrace.cli.planning.pipeline_panel import GAIN, IDLE, INK, LEFT, QUIET, RIGHT, Panel, draw_panel, write_headline
 from headrace.cli.planning.timeline import empty_figure, legend_in, time_unit, write_legend
@@ -18,7 +20,6 @@ from headrace.reorder_service.planning.orchestration.judge import Simulated, sim
 from headrace.reorder_service.planning.orchestration.judgement import Judgement
 from headrace.reorder_service.planning.strategies import plan_of
 
-_COLOURS = ("#12807a", "#d1603d", "#6a4c93", "#3a6ea5", "#8a6d1d")  # of units, as in the panels of pipelines
 _TOP_IN, _GPUS_IN, _BAR_IN, _GAP_IN = 0.95, 1.5, 0.3, 0.62
 _MAX_ROWS = 12
 _MOST_RANKS, _RANKS_IN = 8, 1.9
@@ -28,7 +29,7 @@ _MOST_LABELLED = 96  # GPUs whose replicas and stages are written into their box
 def draw_placement(out: Path, report: Report) -> Path:
     """Write a PNG with the GPUs of the best placement, the throughput of all searches, and one batch on it; return `out`."""
     best, problem = report.found.best, report.problem
-    panel = None if best.candidate.placement == "colocated" else _panel(report)
+    panel = _panel(report) if best.candidate.placement == "disaggregated" else None
     bars_in = _BAR_IN * len(report.judged)
     batch_in = _RANKS_IN + 0.7 if panel is None else panel.height_in + legend_in(panel)
     height = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN + batch_in
@@ -44,8 +45,12 @@ def draw_placement(out: Path, report: Report) -> Path:
     _draw_bars(_axes(figure, height, _TOP_IN + _GPUS_IN + _GAP_IN, bars_in), report)
     top_in = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN
     if panel is None:
-        step = simulated(problem.demand, best.candidate, report.found.batches[0])
-        _draw_ranks(_axes(figure, height, top_in, _RANKS_IN), step)
+        step = simulated(problem.demand, best.candidate, report.found.batches[0], best.strategy)
+        axes = _axes(figure, height, top_in, _RANKS_IN)
+        if best.candidate.sharing is None:
+            _draw_ranks(axes, step)
+        else:
+            draw_shared_ranks(axes, best.candidate, step)
     else:
         axes = _axes(figure, height, top_in, panel.axes_in)
         longest = panel.outcome.predicted.iteration_s or 1.0
@@ -88,6 +93,8 @@ def _draw_gpus(axes: Axes, report: Report, best: Judgement) -> None:
         colours = ["#5c6f7b"] * candidate.gpus
     else:
         for colour, name in zip(_COLOURS, names, strict=False):
+            if name in candidate.guests:
+                continue
             grid = candidate.grids[name]
             labels += [f"{r}.{s}" for r in range(grid.dp) for s in range(grid.pp) for _ in range(grid.tp)]
             colours += [colour] * grid.gpus
@@ -107,7 +114,11 @@ def _draw_gpus(axes: Axes, report: Report, best: Judgement) -> None:
         handles = [Patch(facecolor="#5c6f7b", label=f"{', '.join(names)} together on each of {candidate.gpus} ranks")]
     else:
         handles = [
-            Patch(facecolor=colour, label=f"{name}: {grid.gpus} GPUs, {grid.dp} replicas x {grid.tp} slices x {grid.pp} stages")
+            Patch(
+                facecolor="none" if name in candidate.guests else colour,
+                label=f"{name}: {'the same' if name in candidate.guests else grid.gpus} GPUs, "
+                f"{grid.dp} replicas x {grid.tp} slices x {grid.pp} stages",
+            )
             for colour, (name, grid) in zip(_COLOURS, candidate.grids.items(), strict=False)
         ]
     if idle:

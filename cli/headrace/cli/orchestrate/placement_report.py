@@ -72,6 +72,11 @@ class Report:
                 {**self._row(judgement), "search": judgement.candidate.search, "loses": why_it_loses(judgement, best)}
                 for judgement in self.found.alternatives
             ],
+            "placements": [
+                {**self._row(judgement), "loses": "" if judgement is best else why_it_loses(judgement, best)}
+                for judgement in self.found.of_placements.values()
+            ],
+            "bubble_bound_s": self.found.bubble_bound_s,
             "steps_s": best.steps_s.tolist(),
             "time": {part: best.share(part) for part in PARTS},
             "ranks": [_of_rank(rank) for rank in best.ranks],
@@ -101,7 +106,7 @@ class Report:
 
     def tables(self) -> list[Table]:
         """Return the tables to be printed, in order."""
-        return [self._searches(), self._alternatives(), self._time(), _memory(self.found.best)]
+        return [self._searches(), self._placements(), self._alternatives(), self._time(), _memory(self.found.best)]
 
     def _searches(self) -> Table:
         from rich.table import Table
@@ -125,6 +130,20 @@ class Report:
                 f"{judgement.fullest.total / GIB:.1f} GiB" + ("" if judgement.fits else ", too much"),
                 f"{self.searched_s[name]:.2f} s", style="bold" if judgement is best else None,
             )  # fmt: skip
+        return table
+
+    def _placements(self) -> Table:
+        from rich.table import Table
+
+        best, bound_s = self.found.best, self.found.bubble_bound_s
+        table = Table(title="The best of each placement, and why the others lose", title_justify="left")
+        for name in ("placement", "layout", "step", "why it loses"):
+            table.add_column(name, justify="right" if name == "step" else "left", no_wrap=True)
+        for placement, judgement in self.found.of_placements.items():
+            loses = "" if judgement is best else why_it_loses(judgement, best)
+            if placement == "nested" and bound_s is not None:
+                loses += f"{'; ' * bool(loses)}its kernels in bubbles (Optimus) take {bound_s:.3f} s at least"
+            table.add_row(placement, in_words(judgement.candidate), f"{seconds_beside(judgement, best):.3f} s", loses)
         return table
 
     def _alternatives(self) -> Table:
@@ -187,7 +206,7 @@ def _grid(judgement: Judgement, unit: str) -> str:
     if candidate.placement == "colocated" and unit != LLM:
         return f"on {LLM}"
     grid = candidate.grids[unit]
-    return f"{grid.dp} x {grid.tp} x {grid.pp}"
+    return f"{grid.dp} x {grid.tp} x {grid.pp}" + (f" on {LLM}" if unit in candidate.guests else "")
 
 
 def _of_rank(rank: RankMemory) -> dict[str, Any]:

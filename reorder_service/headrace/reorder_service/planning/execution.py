@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.backward_factors import WEIGHT_GRADIENTS
+from headrace.held_activations import freed_by
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.stratification_options import Stratification
-from headrace.schedule import SCHEDULES, ZERO_BUBBLE
+from headrace.schedule import SCHEDULES, ZERO_BUBBLE, Kind
 
 BACKWARD_FACTOR = 2.0  # the gradients of inputs and of weights each take one matrix product per matrix product of the forward
 _MOST_FACTOR, _MOST_LATENCY_S = 1e3, 1e9  # keep a step's time finite
@@ -120,3 +121,7 @@ class Execution:
         backward = self.backward_factor(unit)
         weights = self.weight_gradient_factors.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
         return 1.0, backward - weights, weights
+
+    def freed_by(self, unit: str) -> Kind:
+        """Return the kind of action after which a unit frees the activations of a microbatch."""
+        return freed_by(self.schedule, has_weights=self.factors(unit)[Kind.WEIGHT] > 0)

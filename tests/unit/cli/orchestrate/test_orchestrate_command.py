@@ -146,7 +146,7 @@ def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pyte
         (["--gpus", "10", "--device", "a40"], "10 GPUs are no whole number of nodes of 4: take 8 or 12"),
         (["--gpus", "8", "--device", "a40", "--model", "gpt-9"], "no model 'gpt-9'; there are tiny"),
         (["--gpus", "8", "--device", "a40", "--searches", "luck"], "no search 'luck'; there are megatron"),
-        (["--gpus", "8", "--device", "a40", "--placements", "nested"], "--placements takes some of disaggregated, colocated"),
+        (["--gpus", "8", "--device", "a40", "--placements", "luck"], "--placements takes some of disaggregated, colocated"),
         (["--gpus", "8", "--device", "a40", "--strategy", "luck"], "no strategy 'luck'"),
         (["--gpus", "8", "--device", "a40", "--schedule", "luck"], "no schedule 'luck'"),
         (["--gpus", "8", "--device", "a40", "--chunks", "2"], "--chunks 2 needs --schedule interleaved"),

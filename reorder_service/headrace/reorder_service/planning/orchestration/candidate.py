@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.plan import LLM
+from headrace.plan import GENERATOR, LLM
 
-Placement = Literal["disaggregated", "colocated"]
-"""Where encoders and generator run: on GPUs of their own, or on all of the LLM's GPUs, before and after it."""
+Placement = Literal["disaggregated", "colocated", "encoders-first", "nested"]
+"""Where encoders and generator run. "disaggregated": on GPUs of their own. "colocated": every GPU has all units, sharded (FSDP),
+one after the other. "encoders-first" and "nested": encoders are on the GPUs of the LLM's pipelines, and run in front of the LLM
+and behind it, or between its actions."""
+Order = Literal["colocated", "nested"]
+SHARING: Mapping[Placement, Order] = {"encoders-first": "colocated", "nested": "nested"}
+"""By placement with encoders on the LLM's pipelines: what a job says of the order (`execution.sharing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +44,18 @@ class Candidate:
     placement: Placement = "disaggregated"
 
     @property
+    def sharing(self) -> Order | None:
+        """In which order the GPUs of the LLM's pipelines take its actions and the encoders'; None if they have the LLM alone."""
+        return SHARING.get(self.placement)
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """The units that share the GPUs of the LLM's pipelines, in pipeline order."""
+        return () if self.sharing is None else tuple(unit for unit in self.grids if unit not in (LLM, GENERATOR))
+
+    @property
     def gpus(self) -> int:
         """GPUs that it uses; those of a cluster that it does not use are idle."""
         if self.placement == "colocated":
             return self.grids[LLM].gpus
-        return sum(grid.gpus for grid in self.grids.values())
+        return sum(grid.gpus for unit, grid in self.grids.items() if unit not in self.guests)

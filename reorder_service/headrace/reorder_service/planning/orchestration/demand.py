@@ -29,6 +29,12 @@ class UnitDemand:
     """By tensor-parallel width: (n,) activations of each sample that all stages together keep for the backward, on one slice."""
     sent_bytes: Floats
     """(n,) bytes that one stage sends to the next for each sample."""
+    end_layers: float = 0.0
+    """Time of what stands behind its last layer (head, projector), over that of a layer."""
+    front_parameters: float = 0.0
+    """Of its weights, those in front of the first layer (embedding), which the first stage has besides its layers."""
+    back_parameters: float = 0.0
+    """Of its weights, those behind the last layer, which the last stage has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -3,31 +3,35 @@
 The judge simulates planned steps of real global batches, which takes thousands of times as long as the estimate. So few batches
 sort out most candidates (successive halving), planned by a quick strategy, and those that are left are judged on all batches. The
 answers of the other searches always are among these, so that on the judge's batches no search has a better answer than this one.
+So are the best layouts of every placement, so that it can be said which placement wins, and why the others lose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import numpy as np
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Ints
-from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, Placement, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fullest_bytes, usable_bytes
-from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge
+from headrace.reorder_service.planning.orchestration.judge import QUICK_STRATEGIES, draw_batches, judge
 from headrace.reorder_service.planning.orchestration.judgement import Judgement, merged, seconds_beside
 from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, Layouts, layouts
-from headrace.reorder_service.planning.strategies import AUTO
+from headrace.reorder_service.planning.orchestration.shared_space import shared_candidates
+from headrace.reorder_service.planning.strategies import AUTO, CANDIDATES
 
 NAME = "headrace"
+PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
+"""What `search` may take."""
 SHORTLIST, NUM_BATCHES, ALTERNATIVES = 50, 20, 10
-_QUICK = "orchmllm"
-"""Strategy that sorts out: of the quick ones, that whose steps are the nearest to those of the best."""
-_QUICK_ONES = (_QUICK, "entrain", "disttrain")
-"""What `auto` chooses among in large global batches."""
+_QUICK = QUICK_STRATEGIES[0]
+"""Strategy that sorts out."""
 _LARGE = 512
 """Samples of a global batch above which not all strategies are tried, as those that search take a good part of a second, and half
 as many batches sort out: large ones differ less."""
@@ -39,6 +43,8 @@ _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
 """Colocated candidates that a round leaves at most."""
+_SHARED = 10
+"""Candidates of each placement with shared GPUs that are judged at all."""
 _LOOKED_AT = 4000
 """Layouts, the fastest first, of which the memory is estimated."""
 _ROOM = 0.8
@@ -57,6 +63,11 @@ class Found:
     """Of the other searches, by name."""
     alternatives: Sequence[Judgement]
     """The next best, at most ALTERNATIVES of them."""
+    of_placements: Mapping[str, Judgement]
+    """The best layout of each placement, the best first."""
+    bubble_bound_s: float | None
+    """What no placement of encoders' kernels in the LLM's bubbles beats on the GPUs of the best nested layout, if there is
+    one."""
     batches: Ints
     """(b, B) rows of the global batches that all of them were judged by."""
     num_estimated: int
@@ -71,7 +82,7 @@ def search(
     seed: int = 0,
     num_batches: int = NUM_BATCHES,
     shortlist: int = SHORTLIST,
-    placements: Iterable[str] = ("disaggregated", "colocated"),
+    placements: Collection[str] = PLACEMENTS,
     advance: Advance = int,
 ) -> Found:
     """Search for the fastest placement of a demand.
@@ -122,10 +133,15 @@ def search(
     }
     rest = [*final[1:], *(one for one in compared if _key(one.candidate) not in by_key)]
     rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
+    of_placements: dict[str, Judgement] = {}
+    for one in (best, *rest):
+        of_placements.setdefault(one.candidate.placement, one)
     return Found(
         best=best,
         answers=answers,
         alternatives=rest[:ALTERNATIVES],
+        of_placements=of_placements,
+        bubble_bound_s=bubble_bound_s(demand, of_placements["nested"], batches, seed) if "nested" in of_placements else None,
         batches=batches,
         num_estimated=num_estimated,
         num_simulated=num_simulated,
@@ -135,15 +151,15 @@ def search(
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
-    return shortlist + len(MICROBATCHES) + rounds
+    return shortlist + len(MICROBATCHES) + 2 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
 
 
-def candidates_of(demand: Demand, most: int, placements: Iterable[str]) -> tuple[list[Candidate], int]:
+def candidates_of(demand: Demand, most: int, placements: Collection[str]) -> tuple[list[Candidate], int]:
     """Return at most so many candidates, and the number of layouts that they were chosen from.
 
     They are those of the Pareto front of estimated seconds and memory, the fastest few of every number of microbatches, and the
-    fastest of the rest, which fit the memory by the estimate; colocated ones come on top. Where nothing fits, they are those that
-    exceed it least.
+    fastest of the rest, which fit the memory by the estimate; those of other placements come on top. Where nothing fits, they are
+    those that exceed it least.
     """
     found: list[Candidate] = []
     num_estimated = 0
@@ -155,7 +171,8 @@ def candidates_of(demand: Demand, most: int, placements: Iterable[str]) -> tuple
         colocated = list(_colocated(demand))
         num_estimated += len(colocated)
         found += colocated
-    return found, num_estimated
+    shared, num_layouts = shared_candidates(demand, min(most, _SHARED), placements, NAME)
+    return found + shared, num_estimated + num_layouts
 
 
 def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Candidate]:
@@ -251,7 +268,9 @@ def _strategy(demand: Demand, candidate: Candidate, batches: Ints, strategy: str
     """
     if strategy != AUTO or candidate.placement == "colocated":
         return strategy
-    tried = (AUTO,) if demand.global_batch <= _LARGE else _QUICK_ONES
+    tried: Iterable[str] = (AUTO,) if demand.global_batch <= _LARGE else QUICK_STRATEGIES
+    if candidate.sharing is not None and demand.global_batch <= _LARGE:
+        tried = CANDIDATES
     judged = []
     for name in tried:
         try:
@@ -267,13 +286,17 @@ def _key(candidate: Candidate) -> str:
 
 
 def _kept(judged: Sequence[Judgement], most: int) -> list[Candidate]:
-    """Return the first of the judged candidates, of colocated ones only few: these differ in nothing but their microbatches."""
+    """Return the first of the judged candidates, and of every placement the best one.
+
+    Of colocated ones they are few, as these differ in nothing but their microbatches.
+    """
     kept: list[Candidate] = []
     for one in judged:
-        colocated = one.candidate.placement == "colocated"
-        if not colocated or sum(other.placement == "colocated" for other in kept) < _COLOCATED:
+        placement = one.candidate.placement
+        of_placement = sum(other.placement == placement for other in kept)
+        if of_placement == 0 or (len(kept) < most and (placement != "colocated" or of_placement < _COLOCATED)):
             kept.append(one.candidate)
-    return kept[:most]
+    return kept
 
 
 def _together(ours: Iterable[Candidate], others: Iterable[Candidate]) -> list[Candidate]:

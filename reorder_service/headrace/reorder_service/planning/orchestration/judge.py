@@ -12,9 +12,15 @@ from headrace.plan import LLM, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.orchestration.candidate import Candidate
-from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import memory_bytes, stage_share, usable_bytes
-from headrace.reorder_service.planning.orchestration.exchange import gathering_s, replicas_s, sharded_state
+from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
+from headrace.reorder_service.planning.orchestration.estimate import (
+    exchange_s,
+    exposed_exchange_s,
+    memory_bytes,
+    microbatch_samples,
+    usable_bytes,
+)
+from headrace.reorder_service.planning.orchestration.exchange import gathering_s, sharded_state
 from headrace.reorder_service.planning.orchestration.judgement import (
     EXCHANGE,
     IDLE,
@@ -26,11 +32,17 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     Judgement,
     RankMemory,
 )
+from headrace.reorder_service.planning.orchestration.links import exposed_s
+from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, stage_times, time_share
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.shared_ranks import Sharing, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.strategies import AUTO, run_strategy
 from headrace.schedule import EAGER, Kind
 
+QUICK_STRATEGIES = ("orchmllm", "entrain", "disttrain")
+"""What `auto` chooses among where plans are quick: on ranks that units share, and in large global batches. The first one is the
+nearest to the best as a rule."""
 _TAKEN_APART = 1
 """Batches whose time is taken apart, which takes two more simulations each; the parts are scaled to the mean step."""
 _LEAST_ROOM = 1.0  # bytes for activations where the state alone fills a GPU: the plan is then the leanest there is
@@ -46,7 +58,8 @@ class Simulated:
     strategy: str
     step_s: float
     peaks: Floats
-    """(S,) most bytes of activations that any replica of each stage holds; one entry on colocated ranks."""
+    """(S,) most bytes of activations that any replica of each stage holds, of all units on its GPUs; one entry on colocated
+    ranks."""
 
 
 def draw_batches(demand: Demand, count: int, seed: int) -> Ints:
@@ -86,7 +99,8 @@ def simulated(
     """Plan and simulate one global batch, given by the (B,) rows of its samples.
 
     quick: a batch whose activations do not fit is not planned again under a limit of memory, which takes long, and one of
-    colocated ranks is planned by LPT. Raises ValueError as `judge` does.
+    colocated ranks is planned by LPT. Where encoders are on the LLM's GPUs, no batch is planned again, and `auto` takes the best
+    of few strategies. Raises ValueError as `judge` does.
     """
     batch = batch_of(demand, candidate, rows, seed)
     if candidate.placement == "colocated":
@@ -95,9 +109,11 @@ def simulated(
             batch=batch,
             slots=slots,
             strategy=chosen,
-            step_s=_colocated_s(batch, slots, gathering_s(demand, candidate)),
+            step_s=_colocated_s(demand, batch, slots, gathering_s(demand, candidate)),
             peaks=np.array([max(np.bincount(slots[0], weights=batch.memory.sum(axis=0)))]),
         )
+    if candidate.sharing is not None:
+        return _on_shared_ranks(candidate, batch, strategy)
     room = room_bytes(demand, candidate)
     if demand.schedule != EAGER:
         chosen, slots = run_strategy(strategy, batch)
@@ -120,7 +136,7 @@ def batch_of(demand: Demand, candidate: Candidate, rows: Ints, seed: int = 0) ->
     """
     units = {unit.name: unit for unit in demand.units}
     grids = candidate.grids
-    fullest = {name: grids[name].pp * float(stage_share(unit.layers, grids[name].pp)) for name, unit in units.items()}
+    fullest = {name: grids[name].pp * float(layer_share(unit, grids[name].pp)) for name, unit in units.items()}
     topology = Topology(
         replicas=grids[LLM].dp, microbatches=candidate.microbatches, stages={unit: grids[unit].pp for unit in units}
     )
@@ -142,13 +158,12 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
         return Execution(colocated="microbatch", backward_factors=factors)
     cluster = demand.cluster
     across = candidate.gpus > cluster.gpus_per_node
-    exchange = {unit.name: replicas_s(unit, candidate.grids[unit.name], cluster) for unit in demand.units}
     return Execution(
         schedule=demand.schedule,
         chunks=demand.chunks,
         backward_factors=factors,
-        stage_loads={unit.name: stage_loads(unit.layers, candidate.grids[unit.name].pp, demand.chunks) for unit in demand.units},
-        exchange_s={unit: seconds for unit, seconds in exchange.items() if sum(seconds) > 0},
+        stage_loads={unit.name: stage_loads(unit, candidate.grids[unit.name].pp, demand.chunks) for unit in demand.units},
+        exchange_s={unit: seconds for unit, seconds in _exchange(demand, candidate).items() if sum(seconds) > 0},
         latency_s=cluster.latency_s,
         bytes_per_s=cluster.inter_node_bytes_per_s if across else cluster.intra_node_bytes_per_s,
         may_cross_replicas=True,
@@ -156,34 +171,77 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
     )
 
 
-def stage_loads(layers: int, stages: int, chunks: int = 1) -> list[list[float]]:
-    """Return the time of each stage over an even share of the layers, for every kind of action: stages have whole layers."""
-    parts = stages * chunks
-    of_part = [layers // parts + (part < layers % parts) for part in range(parts)]
-    of_stage = [sum(of_part[stage::stages]) for stage in range(stages)]
-    return [[number * stages / layers] * len(Kind) for number in of_stage]
+def _exchange(demand: Demand, candidate: Candidate) -> dict[str, tuple[float, float]]:
+    """Return by unit the seconds of the exchange of weights and of gradients that a mean microbatch's computing does not hide.
+
+    Where units share GPUs, the LLM's weights come behind those of the encoders.
+    """
+    found, of_guests = {}, 0.0
+    for unit in demand.units:
+        grid = candidate.grids[unit.name]
+        shape = demand.cluster, grid.dp, grid.tp, grid.pp
+        samples = microbatch_samples(demand, candidate, unit.name)
+        forward_s = samples * float(unit.forward_s[grid.tp].mean()) * float(time_share(unit, grid.pp))
+        first, last = exposed_exchange_s(unit, *shape, forward_s)
+        if unit.name in candidate.guests:
+            of_guests += float(exchange_s(unit, *shape))
+        found[unit.name] = float(first) + (of_guests if unit.name == LLM else 0.0), float(last)
+    return found
+
+
+def stage_loads(unit: UnitDemand, stages: int, chunks: int = 1) -> list[list[float]]:
+    """Return the time of each stage of a unit over an even share, for every kind of action: see `stage_cuts`."""
+    return [[load] * len(Kind) for load in stage_times(unit, stages, chunks)]
+
+
+def sharing_of(candidate: Candidate) -> Sharing:
+    """Return how encoders share the LLM's GPUs. The candidate's placement must be one that does."""
+    assert candidate.sharing is not None, "of placements with shared GPUs only"
+    return Sharing(order=candidate.sharing, slices={unit: candidate.grids[unit].tp for unit in (*candidate.guests, LLM)})
 
 
 def room_bytes(demand: Demand, candidate: Candidate) -> Mapping[str, float]:
     """Return the bytes that each unit's GPUs have left for activations, at least one."""
-    state = memory_bytes(demand, candidate)
+    memory = memory_bytes(demand, candidate)
+    state = {unit: of.weights + of.gradients + of.optimizer for unit, of in memory.items()}
+    together = sum(state[unit] for unit in (*candidate.guests, LLM))
+    shared = dict.fromkeys((*candidate.guests, LLM), together)
     usable = usable_bytes(demand.cluster)
-    return {unit: max(_LEAST_ROOM, usable - (of.weights + of.gradients + of.optimizer)) for unit, of in state.items()}
+    return {unit: max(_LEAST_ROOM, usable - taken) for unit, taken in (state | shared).items()}
 
 
 def _by_stage(candidate: Candidate, of_unit: Mapping[str, float]) -> Floats:
     return np.repeat([of_unit[unit] for unit in candidate.grids], [grid.pp for grid in candidate.grids.values()])
 
 
-def _colocated_s(batch: Batch, slots: Slots, gathering: tuple[float, float]) -> float:
-    """Return the seconds of a step of colocated ranks, which meet at every microbatch and send meanwhile.
+def _on_shared_ranks(candidate: Candidate, batch: Batch, strategy: str) -> Simulated:
+    """Plan and simulate a batch on pipelines whose GPUs encoders share. Raises ValueError if no plan can be run."""
+    best: Simulated | None = None
+    refusal = None
+    for name in QUICK_STRATEGIES if strategy == AUTO else (strategy,):
+        chosen, slots = run_strategy(name, batch)
+        try:
+            step = simulate_shared(batch, slots, sharing_of(candidate))
+        except ValueError as err:  # the plan defers more than the schedule can wait for
+            refusal = err
+            continue
+        if best is None or step.step_s < best.step_s:
+            best = Simulated(batch=batch, slots=slots, strategy=chosen, step_s=step.step_s, peaks=step.peaks)
+    if best is None:
+        raise refusal or ValueError(f"strategy {strategy!r} plans nothing")
+    return best
 
-    gathering: seconds that they send at least for every microbatch, in its forward and in its backward.
+
+def _colocated_s(demand: Demand, batch: Batch, slots: Slots, gathering: tuple[float, float]) -> float:
+    """Return the seconds of a step of colocated ranks, which meet at every microbatch and send while they compute.
+
+    gathering: seconds that they send for every microbatch, in its forward and in its backward.
     """
-    filled = batch.occupied(slots).any(axis=0)
-    forward = batch.loads(slots)
-    backward = (forward * (batch.step_factors - 1)).sum(axis=2)
-    of_microbatch = np.maximum(forward.sum(axis=2).max(axis=0), gathering[0]) + np.maximum(backward.max(axis=0), gathering[1])
+    filled, layers = batch.occupied(slots).any(axis=0), sum(unit.layers for unit in demand.units)
+    loads = batch.loads(slots)
+    forward = loads.sum(axis=2).max(axis=0)
+    backward = (loads * (batch.step_factors - 1)).sum(axis=2).max(axis=0)
+    of_microbatch = forward + backward + exposed_s(gathering[0], forward, layers) + exposed_s(gathering[1], backward, layers)
     return float(of_microbatch[filled].sum())
 
 
@@ -198,7 +256,7 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simu
         work += tp * (1 + unit.backward_factor) * float(unit.forward_s[tp][rows].sum())
     parts = dict.fromkeys(PARTS, 0.0)
     for step in taken:
-        ideal_s, sent_s = _without_links(candidate, step)
+        ideal_s, sent_s = _without_links(demand, candidate, step)
         parts[EXCHANGE] += candidate.gpus * max(0.0, step.step_s - sent_s)
         parts[TRANSFERS] += candidate.gpus * max(0.0, sent_s - ideal_s)
         parts[WAITING] += candidate.gpus * ideal_s
@@ -210,17 +268,23 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simu
     return parts
 
 
-def _without_links(candidate: Candidate, step: Simulated) -> tuple[float, float]:
+def _without_links(demand: Demand, candidate: Candidate, step: Simulated) -> tuple[float, float]:
     """Return the seconds of the same plan without exchange and transfers, and with transfers only."""
     if candidate.placement == "colocated":
-        alone_s = _colocated_s(step.batch, step.slots, (0.0, 0.0))
+        alone_s = _colocated_s(demand, step.batch, step.slots, (0.0, 0.0))
         return alone_s, alone_s
     sending = replace(step.batch.execution, exchange_s={})
-    ideal = replace(sending, latency_s=0.0, bytes_per_s=math.inf)
     ideal_s, sent_s = (
-        simulate(planned_work(replace(step.batch, execution=execution), step.slots)).iteration_s for execution in (ideal, sending)
+        _pipelines_s(candidate, replace(step.batch, execution=execution), step.slots)
+        for execution in (replace(sending, latency_s=0.0, bytes_per_s=math.inf), sending)
     )
     return ideal_s, sent_s
+
+
+def _pipelines_s(candidate: Candidate, batch: Batch, slots: Slots) -> float:
+    if candidate.sharing is not None:
+        return simulate_shared(batch, slots, sharing_of(candidate)).step_s
+    return simulate(planned_work(batch, slots)).iteration_s
 
 
 def _ranks(demand: Demand, candidate: Candidate, peaks: Floats) -> tuple[RankMemory, ...]:
@@ -238,14 +302,17 @@ def _ranks(demand: Demand, candidate: Candidate, peaks: Floats) -> tuple[RankMem
         )
     states = memory_bytes(demand, candidate)
     stages = [(unit, stage) for unit, grid in candidate.grids.items() for stage in range(grid.pp)]
+    on_gpu = {unit: [states[unit]] for unit in candidate.grids}
+    on_gpu[LLM] += [states[guest] for guest in candidate.guests]
     return tuple(
         RankMemory(
             unit=unit,
             stage=stage,
-            weights=states[unit].weights,
-            gradients=states[unit].gradients,
-            optimizer=states[unit].optimizer,
+            weights=sum(state.weights for state in on_gpu[unit]),
+            gradients=sum(state.gradients for state in on_gpu[unit]),
+            optimizer=sum(state.optimizer for state in on_gpu[unit]),
             activations=float(peak),
         )
         for (unit, stage), peak in zip(stages, peaks, strict=True)
+        if unit not in candidate.guests
     )

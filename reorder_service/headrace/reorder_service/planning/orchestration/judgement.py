@@ -139,6 +139,13 @@ def in_words(candidate: Candidate) -> str:
     if candidate.placement == "colocated":
         grid = candidate.grids[LLM]
         return f"all units on {grid.dp} x {grid.tp} ranks, {candidate.microbatches} microbatches"
+    if candidate.sharing is not None:
+        guests, others = (
+            ", ".join(f"{unit} {grid.dp} x {grid.tp} x {grid.pp}" for unit, grid in candidate.grids.items() if is_guest(unit))
+            for is_guest in (candidate.guests.__contains__, lambda unit: unit not in candidate.guests)
+        )
+        where = "nested in" if candidate.placement == "nested" else "in front of"
+        return f"{guests} {where} {others}, {candidate.microbatches} microbatches"
     grids = ", ".join(f"{unit} {grid.dp} x {grid.tp} x {grid.pp}" for unit, grid in candidate.grids.items())
     return f"{grids}, {candidate.microbatches} microbatches"
 

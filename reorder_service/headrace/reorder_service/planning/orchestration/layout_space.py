@@ -18,8 +18,9 @@ from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
-from headrace.reorder_service.planning.orchestration.estimate import exchange_s, hop_s, stage_share, state_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.estimate import exposed_exchange_s, hop_s, state_bytes, usable_bytes
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import widths
+from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
 
 MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256)
 """Numbers of microbatches that are tried, besides that of one sample each."""
@@ -126,7 +127,7 @@ def _beside(
     dp, tp, pp = of_llm
     left = demand.cluster.num_gpus - dp * tp * pp
     shares = np.array(
-        [demand.step_s(unit, w) * float(stage_share(unit.layers, s)) for unit, (w, s) in zip(others, combination, strict=True)]
+        [demand.step_s(unit, w) * float(time_share(unit, s)) for unit, (w, s) in zip(others, combination, strict=True)]
     )
     sizes = np.array([w * s for w, s in combination])
     rate = left / float((shares * sizes).sum()) if others else left * 0.0
@@ -155,7 +156,7 @@ def _columns(replicas: Ints, size: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
 
 
 def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[str, Ints], pp: Mapping[str, Ints]) -> Layouts:
-    """Estimate the steps as `estimate.step_s` does for one candidate, but for the microbatch that passes all stages.
+    """Estimate the steps as `estimate.step_s` does for one candidate (overlapped), but for the microbatch that passes all stages.
 
     That is the one with the largest sample, if it takes longer than a mean microbatch: jobs that take p(k) each on every machine
     of a row take the sum of p in all and, once for every further machine, the longest p.
@@ -169,9 +170,12 @@ def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[s
         for width, forward_s in unit.forward_s.items():
             of_sample[tp[name] == width] = demand.step_s(unit, width)
             of_largest[tp[name] == width] = float(forward_s.max()) * (1 + unit.backward_factor)
-        slowest = np.maximum(slowest, samples * of_sample * stage_share(unit.layers, pp[name]))
+        stage = samples * of_sample * time_share(unit, pp[name])
+        slowest = np.maximum(slowest, stage)
         whole = np.maximum(samples * of_sample, of_largest)
-        exchange = np.maximum(exchange, exchange_s(unit, demand.cluster, dp[name], tp[name], pp[name]))
+        sizes = dp[name], tp[name], pp[name]
+        exposed = exposed_exchange_s(unit, demand.cluster, *sizes, stage / (1 + unit.backward_factor))
+        exchange = np.maximum(exchange, sum(exposed))
         whole = whole + (pp[name] - (name == demand.unit_names[-1])) * hop_s(unit, demand.cluster, samples)
         if name in (LLM, GENERATOR):
             rest = rest + whole

@@ -110,18 +110,21 @@ def demand_of(
             exchanged = exchange_s(shape.units[unit], sent[unit], tp, cluster) * passes / (1 + factors[unit])
             seconds[unit][tp] = costs.seconds[unit] * rate + exchanged
             kept[unit][tp] = costs.memory_bytes[unit]
-    own = {unit: _parameters(shape, unit, image, audio, vocab) for unit in units}
+    own = {unit: _Weights.of(shape, unit, image, audio, vocab) for unit in units}
     return Demand(
         units=tuple(
             UnitDemand(
                 name=unit,
                 layers=shape.units[unit].layers,
-                parameters=sum(own[unit]),
-                trained_share=own[unit][1] / sum(own[unit]) if unit in training.frozen else 1.0,
+                parameters=own[unit].total,
+                trained_share=own[unit].projector / own[unit].total if unit in training.frozen else 1.0,
                 backward_factor=factors[unit],
                 forward_s=seconds[unit],
                 kept_bytes=kept[unit],
                 sent_bytes=sent[unit],
+                end_layers=own[unit].end_products / shape.units[unit].layer_weights,
+                front_parameters=own[unit].front,
+                back_parameters=own[unit].back + own[unit].projector,
             )
             for unit in units
         ),
@@ -141,19 +144,39 @@ def exchange_s(shape: TransformerShape, sent_bytes: Floats, tp: int, cluster: Cl
     return shape.layers * _COLLECTIVES * seconds
 
 
-def _parameters(shape: ModelShape, unit: str, image: ImageSpec, audio: AudioSpec, vocab: int) -> tuple[float, float]:
-    """Return how many weights a unit has in its layers, and at their ends in the projector to the next unit.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """Numbers of weights of a unit, by where they stand.
 
-    The LLM's embedding and its head count as two matrices of its layers, though small models have one for both.
+    The LLM's embedding and its head count as two matrices, though small models have one for both.
     """
-    stack = shape.units[unit]
-    layers = float(stack.layers * stack.layer_weights)
-    if unit == VISION:
-        return layers, image.merge**2 * projector_weights(stack.width, image.merge**2, shape.llm.width)
-    if unit == AUDIO:
-        frames = max(1, audio.frames_per_token // _AUDIO_STRIDE)
-        return layers, frames * projector_weights(stack.width, frames, shape.llm.width)
-    if unit == LLM:
-        projector = 0 if shape.generator is None else projector_weights(stack.width, 1, shape.generator.width)
-        return layers + 2.0 * stack.width * (vocab or stack.vocab), projector
-    return layers + 2.0 * stack.width * 3 * (image.merge * image.patch) ** 2, 0.0
+
+    layers: float
+    front: float
+    """In front of the first layer."""
+    back: float
+    """Behind the last one, without the projector to the next unit."""
+    projector: float
+    end_products: float
+    """Of those behind the last layer, how many every position is multiplied with on average: the layers' partition counts
+    them."""
+
+    @property
+    def total(self) -> float:
+        return self.layers + self.front + self.back + self.projector
+
+    @classmethod
+    def of(cls, shape: ModelShape, unit: str, image: ImageSpec, audio: AudioSpec, vocab: int) -> _Weights:
+        stack, front, projector = shape.units[unit], 0.0, 0.0
+        if unit in (VISION, AUDIO):
+            joined = image.merge**2 if unit == VISION else max(1, audio.frames_per_token // _AUDIO_STRIDE)
+            products = float(projector_weights(stack.width, joined, shape.llm.width))
+            projector = joined * products
+        elif unit == LLM:
+            front = products = float(stack.width * (vocab or stack.vocab))
+            projector = 0.0 if shape.generator is None else float(projector_weights(stack.width, 1, shape.generator.width))
+        else:
+            front = products = float(stack.width * 3 * (image.merge * image.patch) ** 2)
+        return cls(
+            layers=float(stack.layers * stack.layer_weights), front=front, back=front, projector=projector, end_products=products
+        )

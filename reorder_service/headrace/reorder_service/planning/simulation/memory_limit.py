@@ -7,11 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.held_activations import freed_by
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import peak_memory
-from headrace.schedule import Kind
 
 _GIB = 2.0**30
 
@@ -35,10 +33,7 @@ def held_by_stage(batch: Batch) -> Floats:
 
 def kinds_that_free(batch: Batch) -> Ints:
     """Return (U,) the kind of action after which each unit frees the activations of a microbatch, as `Kind` values."""
-    execution = batch.execution
-    return np.array(
-        [freed_by(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in batch.units], np.int64
-    )
+    return np.array([batch.execution.freed_by(unit) for unit in batch.units], np.int64)
 
 
 def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str], first_replica: int = 0) -> None:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.held_activations import activation_memory, freed_by
+from headrace.held_activations import activation_memory
 from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
 from headrace.reorder_service.planning.simulation.makespan import slowest_makespan
 from headrace.reorder_service.planning.simulation.timed_schedule import replay, schedule_table
 from headrace.reorder_service.planning.simulation.work import Links, Work
-from headrace.schedule import Kind
 
 __all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
 
@@ -69,7 +68,7 @@ def timeline(work: Work) -> Timeline:
 
     Raises ValueError if the plan makes its schedule wait for itself.
     """
-    layout = _Layout.of(work)
+    layout = Layout.of(work)
     starts, ends, causes = _replay(work, layout)
     memory_after, _ = _memory(work, layout)
     replica, rows = layout.actions()
@@ -97,12 +96,12 @@ def peak_memory(work: Work) -> Floats:
     without a backward keeps nothing. A stage does one thing at a time, so what it holds depends only on the order of its
     actions, not on their times.
     """
-    _, peaks = _memory(work, _Layout.of(work))
+    _, peaks = _memory(work, Layout.of(work))
     return peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Layout:
+class Layout:
     """Index arrays with which the kernels find each replica's actions; see `timed_schedule.replay`."""
 
     tables: Ints
@@ -111,7 +110,8 @@ class _Layout:
     slot_at: Ints
 
     @classmethod
-    def of(cls, work: Work) -> _Layout:
+    def of(cls, work: Work) -> Layout:
+        """Return those of a step's work."""
         num_replicas, num_microbatches = work.occupied.shape
         counts, which = np.unique(work.occupied.sum(axis=1), return_inverse=True)
         tables = [schedule_table(work.topology.stages, work.execution, count) for count in counts.tolist()]
@@ -134,7 +134,7 @@ class _Layout:
 def _iteration_s(work: Work) -> float:
     holes = (work.occupied[:, 1:] > work.occupied[:, :-1]).any()
     if work.links is not None or holes or work.execution.exchange_s:
-        layout = _Layout.of(work)
+        layout = Layout.of(work)
         _, ends, _ = _replay(work, layout)
         over = _over(work, ends, layout.actions()[1]) if work.execution.exchange_s else ends
         return float(over.max(initial=0.0))
@@ -149,27 +149,41 @@ def _iteration_s(work: Work) -> float:
     )
 
 
-def _exchange_s(work: Work) -> tuple[Floats, Floats]:
+def exchanges_of(work: Work) -> tuple[Floats, Floats]:
     """Return (S,) the seconds that each stage's unit exchanges weights at first, and gradients at last."""
     of_units = [work.execution.exchange_s.get(unit, (0.0, 0.0)) for unit in work.topology.stages]
     first, last = np.repeat(np.array(of_units), list(work.topology.stages.values()), axis=0).T
     return np.ascontiguousarray(first), last
 
 
-def _over(work: Work, ends: Floats, rows: Ints) -> Floats:
-    """Return (A,) when each action is over, with its unit's last exchange. rows: (A, columns) of the actions in their table."""
-    return ends + _exchange_s(work)[1][rows[:, actions_of.STAGE]] if work.execution.exchange_s else ends
-
-
-def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
-    """Return the (A,) starts, ends and causes of all actions. Raises ValueError if the schedule waits for itself."""
+def links_of(work: Work) -> Links:
+    """Return the links of a step's work; where it has none, such that say nothing."""
     num_slots = work.occupied.size
-    links = work.links or Links(
+    return work.links or Links(
         hop_s=np.zeros((2, num_slots, len(work.topology.stages))),
         offsets=np.zeros((2, 0, num_slots + 1), np.int64),
         slots=np.zeros((2, 0, 0), np.int64),
         delay_s=np.zeros((2, 0, 0)),
     )
+
+
+def never_ends(work: Work) -> ValueError:
+    """Return the error of a plan that makes its schedule wait for itself."""
+    return ValueError(
+        f"the plan makes schedule {work.execution.schedule!r} wait for itself: a unit's backward needs that of a microbatch "
+        "that has not gone forth yet; split the backward, defer less, or let more microbatches be in flight"
+    )
+
+
+def _over(work: Work, ends: Floats, rows: Ints) -> Floats:
+    """Return (A,) when each action is over, with its unit's last exchange. rows: (A, columns) of the actions in their table."""
+    return ends + exchanges_of(work)[1][rows[:, actions_of.STAGE]] if work.execution.exchange_s else ends
+
+
+def _replay(work: Work, layout: Layout) -> tuple[Floats, Floats, Ints]:
+    """Return the (A,) starts, ends and causes of all actions. Raises ValueError if the schedule waits for itself."""
+    num_slots = work.occupied.size
+    links = links_of(work)
     starts, ends, causes = replay(
         layout.tables,
         layout.first_row,
@@ -181,13 +195,10 @@ def _replay(work: Work, layout: _Layout) -> tuple[Floats, Floats, Ints]:
         links.slots,
         links.delay_s,
         work.replicas_coupled,
-        _exchange_s(work)[0],
+        exchanges_of(work)[0],
     )
     if (ends < 0).any():
-        raise ValueError(
-            f"the plan makes schedule {work.execution.schedule!r} wait for itself: a unit's backward needs that of a microbatch "
-            "that has not gone forth yet; split the backward, defer less, or let more microbatches be in flight"
-        )
+        raise never_ends(work)
     return starts, ends, causes
 
 
@@ -204,10 +215,9 @@ def _critical(over: Floats, causes: Ints) -> NDArray[np.bool_]:
     return critical
 
 
-def _memory(work: Work, layout: _Layout) -> tuple[Floats, Floats]:
+def _memory(work: Work, layout: Layout) -> tuple[Floats, Floats]:
     """Return (A,) what its stage holds after each action, and (D, S) the most that each stage ever holds."""
-    execution, units = work.execution, list(work.topology.stages)
-    until = [freed_by(execution.schedule, has_weights=execution.factors(unit)[Kind.WEIGHT] > 0) for unit in units]
+    until = [work.execution.freed_by(unit) for unit in work.topology.stages]
     after = np.zeros(layout.first_action[-1])
     peaks = np.zeros((layout.first_row.size, work.topology.num_stages))
     num_actions = np.diff(layout.first_action)

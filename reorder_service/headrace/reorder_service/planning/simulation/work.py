@@ -86,15 +86,7 @@ class Work:
         replica = slots // topology.microbatches
         deferred = not (slots == slots[-1]).all()
         replicas_coupled = deferred and bool((replica != replica[-1]).any())
-        back = (
-            replica * topology.microbatches + slots[-1] % topology.microbatches
-            if deferred and execution.split_backward
-            else slots
-        )
-
-        if back is not slots and np.array_equal(back, slots):  # samples cross replicas, but keep the index of their microbatch
-            back = slots
-
+        back = backward_slots(batch, slots)
         forth_s, back_s = _forth_and_back(batch, batch.costs, slots, back)
         forth_memory, back_memory = (
             (forth_s, back_s) if batch.memory is batch.costs else _forth_and_back(batch, batch.memory, slots, back)
@@ -119,6 +111,16 @@ class Work:
             replicas_coupled=replicas_coupled,
             lower_bound_s=lower_bound(batch),
         )
+
+
+def backward_slots(batch: Batch, slots: Slots) -> Slots:
+    """Return (U, n) the slots in which samples run their backward: `slots` itself, unless it is split and samples are
+    deferred."""
+    count = batch.topology.microbatches
+    if not batch.execution.split_backward or (slots == slots[-1]).all():
+        return slots
+    back = slots // count * count + slots[-1] % count
+    return slots if np.array_equal(back, slots) else back  # as where samples cross replicas, but keep their microbatch's index
 
 
 def _stage_loads(topology: Topology, execution: Execution) -> Floats:

@@ -51,7 +51,7 @@ def test_a_layout_s_estimate_is_that_of_its_candidate(demand: Demand) -> None:
             candidate = part.candidate(row, "test")
             assert candidate.gpus <= demand.cluster.num_gpus
             if all(grid.dp * part.microbatches <= demand.global_batch for grid in candidate.grids.values()):
-                assert part.step_s[row] == pytest.approx(step_s(demand, candidate))
+                assert part.step_s[row] == pytest.approx(step_s(demand, candidate, overlapped=True))
 
 
 def test_more_stages_are_worth_while_only_with_fewer_layers_on_the_longest() -> None:
@@ -66,7 +66,7 @@ def test_no_placement_is_estimated_faster_than_the_fastest_of_the_space(gpus: in
     demand = uneven(gpus)
     alike = replace(demand, units=tuple(unit_of(u.name, s, layers=3, parameters=1e6, widths=(1, 2)) for u, s in
                                         zip(demand.units, (0.4, 1.0), strict=True)))  # fmt: skip
-    brute = min(step_s(alike, candidate) for candidate in all_candidates(alike))
+    brute = min(step_s(alike, candidate, overlapped=True) for candidate in all_candidates(alike))
     assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-3)
 
 

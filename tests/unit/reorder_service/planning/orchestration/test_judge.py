@@ -6,9 +6,10 @@ import pytest
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import USABLE_SHARE
-from headrace.reorder_service.planning.orchestration.exchange import collective_s, gathering_s
+from headrace.reorder_service.planning.orchestration.exchange import gathering_s
 from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, stage_loads
 from headrace.reorder_service.planning.orchestration.judgement import IDLE, MODEL, SLICES, WAITING, in_words, why_it_loses
+from headrace.reorder_service.planning.orchestration.links import collective_s, exposed_s
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, unit_of
 
 
@@ -46,9 +47,10 @@ def test_a_pipeline_of_equal_stages_takes_as_long_as_1f1b_says() -> None:
 
 
 def test_stages_have_whole_layers() -> None:
-    assert stage_loads(3, 2) == [[pytest.approx(4 / 3)] * 3, [pytest.approx(2 / 3)] * 3]
-    assert stage_loads(4, 2) == [[1.0] * 3] * 2
-    assert [one[0] for one in stage_loads(5, 2, 2)] == [pytest.approx(6 / 5), pytest.approx(4 / 5)]
+    three, four, five = (unit_of("llm", 1.0, layers=layers) for layers in (3, 4, 5))
+    assert stage_loads(three, 2) == [[pytest.approx(4 / 3)] * 3, [pytest.approx(2 / 3)] * 3]
+    assert stage_loads(four, 2) == [[1.0] * 3] * 2
+    assert [one[0] for one in stage_loads(five, 2, 2)] == [pytest.approx(6 / 5), pytest.approx(4 / 5)]
     demand = two_units(seconds=6.0)
     judged = judge(demand, candidate((1, 1, 1), (1, 1, 4), 8), draw_batches(demand, 1, 0), "random")
     assert judged.step_s > 2.0 * 8 + 2.0, "six layers on four stages take 2 s a microbatch, as on three, and not 1.5"
@@ -108,8 +110,51 @@ def test_colocated_ranks_wait_for_weights_that_take_longer_than_computing() -> N
     forward_s, backward_s = gathering_s(demand, colocated)
     judged = judge(demand, colocated, draw_batches(demand, 1, 0))
     assert forward_s > 4 / 3
-    assert judged.step_s == pytest.approx(forward_s + max(backward_s, 8 / 3))
+    in_twelve_layers = 11 / 12
+    expected = forward_s + 4 / 3 * (1 - in_twelve_layers) + float(8 / 3 + exposed_s(backward_s, 8 / 3, 12))
+    assert judged.step_s == pytest.approx(expected)
     assert judged.ranks[0].optimizer == pytest.approx(1e11, rel=1e-6), "8 bytes of each weight, over 8 ranks"
+
+
+def test_computing_hides_what_is_sent_meanwhile_but_for_one_part() -> None:
+    assert float(exposed_s(8.0, 4.0, 4)) == 5.0, "the first of four parts is gathered before computing begins"
+    assert float(exposed_s(8.0, 40.0, 4)) == 2.0
+    assert float(exposed_s(8.0, 40.0, 1)) == 8.0, "nothing is hidden of one part"
+    assert exposed_s(0.0, np.array([1.0, 0.0]), 3).tolist() == [0.0, 0.0]
+
+
+def test_pipelines_hide_their_exchange_as_sharded_ranks_do() -> None:
+    """One stage and one microbatch of an LLM of six layers on eight ranks: 1 s forward, 2 s backward, and much to exchange."""
+    demand = Demand(units=(unit_of("llm", 3.0, layers=6, parameters=1e10, widths=(1,)),), cluster=cluster_of(2), global_batch=8)
+    pipelines = Candidate(search="test", grids={"llm": UnitGrid(dp=8, tp=1, pp=1)}, microbatches=1)
+    one_s = float(collective_s(4e10, 8, 4, demand.cluster))
+    judged = judge(demand, pipelines, draw_batches(demand, 1, 0), "random")
+    assert judged.step_s == pytest.approx(3.0 + float(exposed_s(one_s, 1.0, 6) + exposed_s(one_s, 2.0, 6)))
+
+
+@pytest.mark.parametrize("placement", ["encoders-first", "nested"])
+def test_encoders_on_the_llms_gpus_take_their_time_and_memory_there(placement: str) -> None:
+    """Three stages of an LLM of 1 s each a microbatch, on whose GPUs three replicas of the encoder take 8 s in all."""
+    demand = two_units(kept=2 * GIB, parameters=1e9)
+    shared = candidate((3, 1, 1), (1, 1, 3), 8, placement)
+    judged = judge(demand, shared, draw_batches(demand, 1, 0))
+    assert judged.candidate.gpus == 3
+    assert judged.step_s > 8 * 4 / 3, "what all of it takes, spread evenly"
+    assert len(judged.ranks) == 3, "one for each stage of the LLM"
+    assert judged.ranks[0].weights == pytest.approx(6 * (1e9 / 3 + 1)), "a third of the LLM, and the encoder's one weight"
+    assert judged.ranks[0].activations == pytest.approx(3 * 2 * GIB / 3), "1F1B holds three microbatches on the first stage"
+    assert sum(judged.parts.values()) == pytest.approx(8 * judged.step_s)
+    where = {"nested": "nested in", "encoders-first": "in front of"}[placement]
+    assert in_words(shared) == f"vision 3 x 1 x 1 {where} llm 1 x 1 x 3, 8 microbatches"
+
+
+def test_nested_encoders_fill_bubbles_that_others_leave() -> None:
+    """Four microbatches of two samples: 1F1B takes (4 + 2) x 2 s, and a rank that encodes three of the eight samples 3 s more."""
+    demand, batches = two_units(), draw_batches(two_units(), 1, 0)
+    first, nested = (judge(demand, candidate((3, 1, 1), (1, 1, 3), 4, one), batches) for one in ("encoders-first", "nested"))
+    assert first.step_s == pytest.approx(15.0, rel=1e-3)
+    assert 12 < nested.step_s < 13.5
+    assert first.parts[WAITING] > nested.parts[WAITING]
 
 
 def test_an_exchange_goes_over_the_slowest_links_between_its_gpus() -> None:

@@ -17,7 +17,6 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     exchange_s,
     in_flight,
     memory_bytes,
-    stage_share,
     stages_behind,
     step_s,
 )
@@ -47,12 +46,6 @@ def test_a_step_is_one_microbatch_through_all_stages_and_the_slowest_for_each_fu
     assert step_s(demand, candidate) == pytest.approx(6.0 + 4.0 + hops + 3 * max(6.0 / 2, 4.0 / 2))
 
 
-def test_stages_have_whole_layers() -> None:
-    assert stage_share(28, 8) == 4 / 28
-    assert stage_share(28, 7) == 4 / 28
-    assert stage_share(7, np.array([1, 2, 3, 7])).tolist() == [1.0, 4 / 7, 3 / 7, 1 / 7]
-
-
 def test_encoders_run_side_by_side() -> None:
     units = [unit_of(name, seconds, trained_share=0.0, widths=(1,)) for name, seconds in [("a", 2.0), ("b", 5.0), (LLM, 1.0)]]
     candidate = candidate_of(1, a=(1, 1, 1), b=(1, 1, 1), llm=(1, 1, 1))
@@ -65,10 +58,11 @@ def test_chunks_divide_the_filling() -> None:
 
 
 def test_gradients_cross_nodes_where_the_unit_does() -> None:
-    """1e9 weights in 2 slices and 2 stages: 1e9 bytes of gradients a GPU, of which 2 (dp - 1) / dp pass each way in all."""
+    """1e9 weights in 2 slices and 2 stages: 1e9 bytes of gradients a GPU, of which (dp - 1) / dp pass each way."""
     unit, cluster = unit_of(LLM, 1.0), cluster_of(4, gpus_per_node=4)
-    assert float(exchange_s(unit, cluster, 4, 2, 2)) == pytest.approx(1.5 * 1e9 / cluster.inter_node_bytes_per_s)
-    assert float(exchange_s(unit, cluster, 2, 2, 1)) == pytest.approx(2e9 / cluster.intra_node_bytes_per_s)
+    across, within = float(exchange_s(unit, cluster, 4, 2, 2)), float(exchange_s(unit, cluster, 2, 2, 1))
+    assert across == pytest.approx(0.75 * 1e9 / cluster.inter_node_bytes_per_s + 2 * cluster.latency_s)
+    assert within == pytest.approx(1e9 / cluster.intra_node_bytes_per_s + cluster.latency_s)
     assert float(exchange_s(unit, cluster, 1, 2, 2)) == 0.0
     assert float(exchange_s(replace(unit, trained_share=0.0), cluster, 4, 2, 2)) == 0.0
 

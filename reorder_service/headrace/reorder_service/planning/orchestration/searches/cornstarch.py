@@ -23,10 +23,10 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import stage_share
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import best_first, replica_counts, widths
 from headrace.reorder_service.planning.orchestration.searches.option_table import useful_depths
 from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit, smallest_layouts
+from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
 
 NAME = "cornstarch"
 _COUNTED = BackwardTimes()
@@ -128,7 +128,7 @@ def search(demand: Demand, microbatch: int = 1, *, aware: bool = True) -> list[C
         curves = []
         for unit in demand.units:
             whole = demand.step_s(unit, tp) if aware else float(unit.forward_s[tp].mean())
-            curves.append(whole * stage_share(unit.layers, np.arange(1, unit.layers + 1)))
+            curves.append(whole * time_share(unit, np.arange(1, unit.layers + 1)))
         divisions = {divide(curves, num_stages), *loosely_coupled(curves, llm, num_stages)}
         for stages in sorted(divisions):
             grids = {name: UnitGrid(dp=dp, tp=tp, pp=pp) for name, pp in zip(demand.unit_names, stages, strict=True)}

@@ -18,11 +18,11 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     exchange_s,
     hop_s,
     kept_bytes_of_sample,
-    stage_share,
     state_bytes,
     usable_bytes,
 )
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import replica_counts, widths
+from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, time_share
 from headrace.schedule import SCHEDULES
 
 
@@ -104,19 +104,18 @@ def _options_of(demand: Demand, unit: UnitDemand, replicas: Ints) -> tuple[Ints,
     kept = np.zeros(seconds.size)
     for width in slices.tolist():
         seconds[width], kept[width] = demand.step_s(unit, width), kept_bytes_of_sample(unit, width)
-    share = stage_share(unit.layers, pp)
     hops = pp - (unit.name == demand.unit_names[-1])
     fixed, of_sample = hop_s(unit, cluster, 0.0), hop_s(unit, cluster, 1.0) - hop_s(unit, cluster, 0.0)
     work = seconds[tp] / dp
     rates = np.stack(
         [
             work,
-            work * share,
+            work * time_share(unit, pp),
             work + hops * of_sample / dp,
             hops * fixed,
-            exchange_s(unit, cluster, dp, tp, pp),
+            2.0 * exchange_s(unit, cluster, dp, tp, pp),
             state_bytes(unit, dp, tp, pp),
-            kept[tp] * share / dp,
+            kept[tp] * layer_share(unit, pp) / dp,
         ]
     )
     return np.stack([np.full(dp.size, demand.unit_names.index(unit.name)), dp, tp, pp, gpus]), rates

@@ -19,13 +19,13 @@ from headrace.reorder_service.planning.orchestration.demand import Demand, UnitD
 from headrace.reorder_service.planning.orchestration.estimate import (
     in_flight,
     kept_bytes_of_sample,
-    stage_share,
     state_bytes,
     usable_bytes,
 )
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import best_first, replica_counts, widths
 from headrace.reorder_service.planning.orchestration.searches.megatron import WIDEST
 from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit
+from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share
 
 NAME = "ratio"
 
@@ -90,7 +90,7 @@ def _replicated(
         behind = grid.pp - 1 + after
         kept = in_flight(demand, microbatches, behind, grid.pp, behind) * samples / grid.dp * kept_bytes_of_sample(unit, grid.tp)
         state = float(state_bytes(unit, grid.dp, grid.tp, grid.pp))
-        return state + kept * float(stage_share(unit.layers, grid.pp)) <= limit
+        return state + kept * float(layer_share(unit, grid.pp)) <= limit
 
     holding = [grid for grid in grids if holds(grid)]
     if must_hold or holding:

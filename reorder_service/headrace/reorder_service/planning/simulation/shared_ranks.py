@@ -1,0 +1,227 @@
+"""Simulation of a step in which encoders run on the ranks of the LLM, beside its stages.
+
+Such a unit, a guest, has as many ranks as the LLM (dp x tp x pp), and its places lie on the LLM's ranks in their order. Every
+rank takes one action at a time. Under `colocated` it takes all forwards of its guests first, unit by unit, then the LLM's
+actions, then what is left of the guests. Under `nested` each unit keeps to the order of the schedule, and whose turn it is comes
+from a list schedule, in which of all actions that could run the one that can begin first does: the LLM's before a guest's
+backward, and that before a guest's forward. The trainers find these turns before a step begins, from the samples' costs alone,
+and keep to them whatever actions take; so do we, and then time them with all that they take. Guests that are cut as the schedule
+cuts them hold no more microbatches than as stages of their own, so that `nested` bounds their activations; `colocated` holds
+those of the whole step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.plan import LLM
+from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.list_schedule import (
+    edges_of,
+    lists_of_cells,
+    nested_turns,
+    place_actions,
+    run_lists,
+    sums_of_cells,
+)
+from headrace.reorder_service.planning.simulation.simulator import Layout, exchanges_of, links_of, never_ends
+from headrace.reorder_service.planning.simulation.timed_schedule import CHUNK, KIND, STAGE, UNIT
+from headrace.reorder_service.planning.simulation.work import Work, backward_slots, longest_way
+from headrace.schedule import Kind
+
+_GRADIENTS = 2.0  # that a backward computes, of inputs and of weights: what it takes by the trainers' assumption, in forwards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Which units run on the LLM's ranks, and how. Raises ValueError for guests without slices, or a guest that is the LLM."""
+
+    order: Literal["colocated", "nested"]
+    slices: Mapping[str, int]
+    """Tensor-parallel width of the LLM and of every guest."""
+
+    def __post_init__(self) -> None:
+        if LLM not in self.slices or min(self.slices.values()) < 1:
+            raise ValueError(f"slices are at least 1, of {LLM!r} and of the units on its ranks, got {dict(self.slices)}")
+
+    @property
+    def guests(self) -> frozenset[str]:
+        """The units on the LLM's ranks."""
+        return frozenset(self.slices) - {LLM}
+
+    @property
+    def cell(self) -> int:
+        """Ranks of a cell: the most that always act together."""
+        return reduce(gcd, self.slices.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedStep:
+    """A simulated step. Its actions are columns, replica by replica, without those of replicas that a unit does not have."""
+
+    step_s: float
+    peaks: Floats
+    """(S,) the most activations that any replica of each stage's ranks holds, of all units on them, in the unit of
+    `Batch.memory`; stages of guests repeat what is said of the LLM's."""
+    stage: Ints
+    replica: Ints
+    slot: Ints
+    kind: Ints
+    chunk: Ints
+    first_cell: Ints
+    num_cells: Ints
+    """Cells of an action; stages that share no ranks have one of their own each."""
+    turn: Ints
+    """Place in an order that every cell keeps to."""
+    start_s: Floats
+    end_s: Floats
+
+
+def simulate_shared(batch: Batch, slots: Slots, sharing: Sharing) -> SharedStep:
+    """Simulate the step of a plan, given by its (U, n) slots, with the guests on the LLM's ranks.
+
+    The exchange of guests comes behind that of the LLM on their ranks. Raises ValueError if the plan makes its schedule wait for
+    itself, or if a guest has not as many ranks as the LLM.
+    """
+    work = planned_work(batch, slots)
+    layout, links, units = Layout.of(work), links_of(work), list(work.topology.stages)
+    unit_of_stage = np.repeat(np.arange(len(units)), list(work.topology.stages.values()))
+    cells, num_cells = cells_of(work, sharing)
+    placed = place_actions(
+        layout.tables, layout.first_row, layout.first_action, layout.slot_at,
+        np.array(work.unit_replicas)[unit_of_stage], cells,
+    )  # fmt: skip
+    first, targets, delays, waits = edges_of(
+        layout.tables, layout.first_row, layout.first_action, placed, links.hop_s, links.offsets, links.slots, links.delay_s
+    )
+    there = np.flatnonzero(placed[:, 0] >= 0)
+    replica = layout.actions()[0][there]
+    rows = layout.tables[placed[there, 0]]
+    is_guest = np.array([unit in sharing.guests for unit in units])
+    turns = np.full(len(placed), -1)
+    if sharing.order == "nested":
+        assumed_s, precedence = np.zeros(len(placed)), np.zeros(len(placed), np.int64)
+        assumed_s[there] = _assumed_s(batch, slots, rows, placed[there, 1])
+        precedence[there] = _precedence(units, is_guest, replica, rows)
+        turns = nested_turns(layout.tables, layout.first_action, placed, first, targets, waits, assumed_s, precedence, num_cells)
+    else:
+        turns[there] = _turns_of_phases(is_guest, rows)
+    order = there[np.argsort(turns[there], kind="stable")]
+    if turns[there].min(initial=0) < 0:
+        raise never_ends(work)
+    begins, lists = lists_of_cells(placed, order, num_cells)
+    first_s, last_s = exchanges_of(work)
+    seconds, not_before = np.zeros(len(placed)), np.zeros(len(placed))
+    stage, kind, slot = rows[:, STAGE], rows[:, KIND], placed[there, 1]
+    seconds[there] = work.seconds.reshape(-1, *work.seconds.shape[2:])[slot, stage, kind]
+    not_before[there] = first_s[stage]
+    starts, ends = run_lists(placed, first, targets, delays, waits, begins, lists, seconds, not_before)
+    if ends[there].min(initial=0.0) < 0:
+        raise never_ends(work)
+    peaks, over = sums_of_cells(
+        layout.tables, placed, begins, lists, ends, work.memory, np.array([work.execution.freed_by(unit) for unit in units]),
+        is_guest.astype(np.int64), last_s[np.searchsorted(unit_of_stage, np.arange(len(units)))],
+    )  # fmt: skip
+    return SharedStep(
+        step_s=float(over.max(initial=0.0)),
+        peaks=_by_stage(peaks, cells, np.array(work.unit_replicas)[unit_of_stage]),
+        stage=stage,
+        replica=replica,
+        slot=slot,
+        kind=kind,
+        chunk=rows[:, CHUNK],
+        first_cell=placed[there, 2],
+        num_cells=placed[there, 3],
+        turn=turns[there],
+        start_s=starts[there],
+        end_s=ends[there],
+    )
+
+
+def least_shared_s(batch: Batch, sharing: Sharing) -> float:
+    """Return the seconds that no plan and no order beats: the work of all ranks of the LLM spread evenly, or the longest
+    sample."""
+    seconds, ranks = 0.0, 0
+    for u, (unit, replicas) in enumerate(zip(batch.units, batch.unit_replicas, strict=True)):
+        if unit in sharing.slices:
+            seconds += sharing.slices[unit] * float(batch.costs[u].sum()) * batch.execution.step_factor(unit)
+            ranks = max(ranks, sharing.slices[unit] * replicas * batch.topology.stages[unit])
+    return max(seconds / ranks, longest_way(batch))
+
+
+def cells_of(work: Work, sharing: Sharing) -> tuple[Ints, int]:
+    """Return (S, 3) the cells of all stages, as `place_actions` takes them, and the number of cells.
+
+    Raises ValueError if a guest has not as many ranks as the LLM.
+    """
+    ranks = {
+        unit: replicas * sharing.slices[unit] * stages
+        for (unit, stages), replicas in zip(work.topology.stages.items(), work.unit_replicas, strict=True)
+        if unit in sharing.slices
+    }
+    if wrong := [unit for unit, number in ranks.items() if number != ranks[LLM]]:
+        raise ValueError(f"unit {wrong[0]!r} on the LLM's ranks has {ranks[wrong[0]]} of them, but there are {ranks[LLM]}")
+    found, total = [], ranks[LLM] // sharing.cell
+    for (unit, stages), replicas in zip(work.topology.stages.items(), work.unit_replicas, strict=True):
+        shares = unit in sharing.slices
+        width = sharing.slices[unit] // sharing.cell if shares else 1
+        begin = 0 if shares else total
+        found += [(begin + stage * width, stages * width, width) for stage in range(stages)]
+        total += 0 if shares else replicas * stages
+    return np.array(found, np.int64), total
+
+
+def _assumed_s(batch: Batch, slots: Slots, rows: Ints, slot: Ints) -> Floats:
+    """Return what trainers assume that actions take: even stages, and gradients of inputs and of weights a forward's time
+    each."""
+    back, size = backward_slots(batch, slots), batch.num_slots
+    costs = np.stack(
+        [
+            [np.bincount(of_unit, weights=cost, minlength=size) for of_unit, cost in zip(way, batch.costs, strict=True)]
+            for way in (slots, back, back)
+        ]
+    )
+    factors = np.array([batch.execution.factors(unit) for unit in batch.units])
+    factors[:, Kind.BACKWARD] = np.minimum(factors.sum(axis=1) - 1, _GRADIENTS) - (factors[:, Kind.WEIGHT] > 0)
+    factors[:, Kind.WEIGHT] = factors[:, Kind.WEIGHT] > 0
+    parts = np.array(list(batch.topology.stages.values())) * batch.execution.chunks
+    unit, kind = rows[:, UNIT], rows[:, KIND]
+    assumed: Floats = factors[unit, kind] * costs[kind, unit, slot] / parts[unit]
+    return np.maximum(assumed, 0.0)
+
+
+def _precedence(units: list[str], is_guest: NDArray[np.bool_], replica: Ints, rows: Ints) -> Ints:
+    """Return who comes first of actions that can begin at the same time: hosts, then backwards, then by name and place."""
+    rank = np.where(is_guest[rows[:, UNIT]], np.where(rows[:, KIND] == Kind.BACKWARD, 1, 2), 0)
+    name = np.argsort(np.argsort(np.array(units)))[rows[:, UNIT]]
+    order = np.lexsort((rows[:, KIND], rows[:, STAGE], replica, name, rank))
+    found = np.empty_like(order)
+    found[order] = np.arange(order.size)
+    return found
+
+
+def _turns_of_phases(is_guest: NDArray[np.bool_], rows: Ints) -> Ints:
+    """Return turns in which cells take their guests' forwards, unit by unit, then their own actions, then the rest of guests."""
+    guest = is_guest[rows[:, UNIT]]
+    phase = np.where(guest, np.where(rows[:, KIND] == Kind.FORWARD, 0, 2), 1)
+    order = np.lexsort((np.arange(len(rows)), rows[:, UNIT], phase))
+    turns = np.empty_like(order)
+    turns[order] = np.arange(order.size)
+    return turns
+
+
+def _by_stage(of_cells: Floats, cells: Ints, replicas: Ints) -> Floats:
+    """Return (S,) the most of any cell of any replica of a stage."""
+    peaks = np.zeros(len(cells))
+    for stage, (begin, between, width) in enumerate(cells.tolist()):
+        of_stage = begin + np.arange(replicas[stage])[:, None] * between + np.arange(width)
+        peaks[stage] = of_cells[of_stage].max(initial=0.0)
+    return peaks
