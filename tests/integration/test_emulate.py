@@ -86,3 +86,19 @@ def test_what_cannot_be_emulated_is_said(
 def test_options_of_an_emulation_are_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--job", "x", "--schedule", "eager"]) == EXIT_USER_ERROR
     assert "--schedule goes with --emulate COSTS only" in capsys.readouterr().err
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("sharing", ["nested", pytest.param("colocated", marks=pytest.mark.slow)])
+def test_ranks_that_units_share_take_turns_and_are_forecast(
+    sharing: str, costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.json"
+    arguments = ["train", "--emulate", str(costs), *PIPELINE, "--dp", "encoder=2", "--on-llm", "encoder", "--sharing", sharing]
+    arguments += ["--crossing", "--strategy", "entrain", "--batch", "8", "--steps", "1", "--time-scale", "0.002"]
+    assert main([*arguments, "--trace", str(trace), "--format", "json"]) == 0
+    [step] = json.loads(capsys.readouterr().out)["steps"]
+    assert step["measured_s"] >= 0.99 * step["predicted_s"] > 0
+    document = json.loads(trace.read_text())
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"}
+    assert sorted(names.values()) == ["EMULATED encoder, replica 0", "EMULATED encoder, replica 1", "EMULATED llm, replica 0"]

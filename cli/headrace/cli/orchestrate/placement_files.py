@@ -66,7 +66,11 @@ def write_files(
         paths.append(out / COSTS)
         candidate = pipelines.candidate
         groups = math.gcd(problem.demand.global_batch, *(grid.dp for grid in candidate.grids.values()))
-        emulated = sum(grid.dp * grid.pp for grid in candidate.grids.values())
+        emulated = sum(
+            grid.gpus if candidate.guests and unit == LLM else grid.dp * grid.pp
+            for unit, grid in candidate.grids.items()
+            if unit not in candidate.guests
+        )
         emulate = emulate_command(out / COSTS, problem, pipelines, 1)
         small = emulate_command(out / COSTS, problem, pipelines, groups) if groups > 1 else ""
     return PlacementFiles(
@@ -226,6 +230,9 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
         "--strategy", judgement.strategy, "--crossing", "--schedule", demand.schedule,
     ]  # fmt: skip
     options += ["--chunks", str(demand.chunks)] if demand.chunks > 1 else []
+    if candidate.guests:
+        widths = ",".join(f"{unit}={grids[unit].tp}" for unit in (*candidate.guests, LLM))
+        options += ["--on-llm", ",".join(candidate.guests), "--sharing", str(candidate.sharing), "--tp", widths]
     for flag, named in (("--frozen", problem.frozen), ("--checkpointing", problem.checkpointing)):
         options += [flag, ",".join(named)] if named else []
     return shlex.join(options)

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     num_ranks = pipeline_of(whole.batch).world_size
     if say:
         print(
-            f"{EMULATED}: {whole.size} a step on {count(num_ranks, 'stage')}, each a process that sleeps for computing",
+            f"{EMULATED}: {whole.size} a step on {count(num_ranks, 'rank')}, each a process that sleeps for computing",
             flush=True,
         )
     with EmulatedRanks(num_ranks) as ranks:

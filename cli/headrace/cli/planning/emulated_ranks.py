@@ -22,7 +22,8 @@ import numpy as np
 from headrace.child_process import with_parent_death_signal
 from headrace.cli.planning.outcome import Outcome
 from headrace.errors import HeadraceError
-from headrace.plan import Predicted, Topology
+from headrace.execution_spec import NESTED
+from headrace.plan import LLM, Predicted, Topology
 from headrace.reorder_service.planning.batch import Batch
 from headrace.reorder_service.planning.simulation.simulator import Timeline
 from headrace.schedule import Action, Kind
@@ -180,13 +181,27 @@ class EmulatedRanks:
 
 
 def pipeline_of(batch: Batch) -> PipelineTopology:
-    """Return the topology of the processes for a batch's pipelines: one for every stage of every replica."""
-    execution = batch.execution
+    """Return the topology of the processes for a batch's pipelines: one for every stage of every replica, and for every slice of
+    it where units share ranks."""
+    execution, sharing = batch.execution, batch.execution.sharing
+    slices, guests = (sharing.slices, sharing.guests) if sharing is not None else ({}, frozenset[str]())
     units = {
-        unit: UnitTopology(dp=replicas, pp=stages, frozen=execution.backward_factor(unit) == 0)
+        unit: UnitTopology(
+            dp=replicas,
+            tp=slices.get(unit, 1),
+            pp=stages,
+            on=LLM if unit in guests else None,
+            frozen=execution.backward_factor(unit) == 0,
+        )
         for (unit, stages), replicas in zip(batch.topology.stages.items(), batch.unit_replicas, strict=True)
     }
-    return PipelineTopology(schedule=execution.schedule, chunks=execution.chunks, in_flight=execution.in_flight, units=units)
+    return PipelineTopology(
+        schedule=execution.schedule,
+        chunks=execution.chunks,
+        in_flight=execution.in_flight,
+        sharing=NESTED if sharing is None else sharing.order,
+        units=units,
+    )
 
 
 def _document(outcome: Outcome, topology: PipelineTopology) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Predicted, StepPlan
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
-from headrace.reorder_service.planning.simulation.simulator import Timeline, Work, peak_memory, simulate, timeline
+from headrace.reorder_service.planning.simulation.prediction import predict_step
+from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
+from headrace.reorder_service.planning.simulation.simulator import Timeline, Work, peak_memory, timeline
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes
 
@@ -35,8 +37,7 @@ class Outcome:
     def of(cls, plan: StepPlan, batch: Batch) -> Outcome:
         """Simulate `plan`, a plan of `batch`; the prediction that the plan itself carries is not used."""
         slots = slots_of(plan, batch.sample_ids)
-        work = planned_work(batch, slots)
-        return cls(plan=plan, batch=batch, slots=slots, work=work, predicted=simulate(work))
+        return cls(plan=plan, batch=batch, slots=slots, work=planned_work(batch, slots), predicted=predict_step(batch, slots))
 
     @property
     def stage_names(self) -> list[str]:
@@ -49,7 +50,9 @@ class Outcome:
         return [u for u, n in enumerate(self.plan.topology.stages.values()) for _ in range(n)]
 
     def timeline(self) -> Timeline:
-        """Return all actions of the simulated step with their times."""
+        """Return all actions of the simulated step with their times. Raises UserError where units share ranks."""
+        if self.batch.execution.sharing is not None:
+            raise UserError("there is no picture or trace of ranks that units share: take away --out and --trace, or --on-llm")
         return timeline(self.work)
 
     def loads(self) -> Floats:
@@ -70,7 +73,8 @@ class Outcome:
 
     def peak_memory(self) -> Floats:
         """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`."""
-        return peak_memory(self.work)
+        sharing = self.batch.execution.sharing
+        return peak_memory(self.work) if sharing is None else simulate_shared(self.batch, self.slots, sharing).peaks[None]
 
     @property
     def fits(self) -> bool:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.cli.planning import option_values, orchmllm_option
 from headrace.cli.planning.problem import Problem
+from headrace.cli.planning.sharing_options import add_sharing_arguments, sharing_of
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM, Topology
 from headrace.schedule import SCHEDULES, Kind
@@ -95,6 +96,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         metavar="UNIT=X:Y,...",
         help="times in which a unit's replicas exchange weights before, and gradients after its microbatches (default: none)",
     )
+    add_sharing_arguments(how)
     how.add_argument("--latency", type=float, default=0.0, metavar="T", help="time of a transfer between stages (default: 0)")
     how.add_argument("--bandwidth", type=float, default=math.inf, metavar="B", help="bytes per unit of time between stages")
     how.add_argument(
@@ -162,7 +164,8 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         bytes_per_s=args.bandwidth,
         memory_limit=args.memory_limit,
         may_cross_replicas=args.crossing,
-        unit_replicas=_unit_replicas(args, topology),
+        unit_replicas=(own := _unit_replicas(args, topology)),
+        sharing=sharing_of(args, topology, own),
         stratification=Stratification(coarse_quantile=args.coarse_quantile),
         post_balancing=orchmllm_option.post_balancing_of(args.orchmllm, topology.stages),
     )

@@ -9,11 +9,12 @@ from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.peer_spec import load_stored_json
-from headrace.plan import Topology
+from headrace.plan import LLM, Topology
 from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
+from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.reorder_service.store.state import JobRecord
 from headrace.spec import JobSpec
@@ -109,6 +110,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         may_cross_replicas=spec.trainer == "pipeline",
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
         unit_replicas=spec.unit_replicas(topology.replicas),
+        sharing=_sharing_of(spec, topology),
         stratification=Stratification(coarse_quantile=job.entrain.coarse_quantile),
         post_balancing=PostBalancing(
             forms=orchmllm.forms,
@@ -117,3 +119,11 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
             ranks_per_node=orchmllm.ranks_per_node,
         ),
     )
+
+
+def _sharing_of(spec: ExecutionSpec, topology: Topology) -> Sharing | None:
+    guests = spec.of_units("on")
+    if not guests:
+        return None
+    widths = spec.of_units("tp")
+    return Sharing(order=spec.sharing, slices={unit: widths.get(unit, 1) for unit in topology.stages if unit in (*guests, LLM)})

@@ -14,9 +14,7 @@ from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.planning.batch import Floats, make_batch, slots_of
 from headrace.reorder_service.planning.cost_model.correction import Correction, Line, Observation, Ranks
 from headrace.reorder_service.planning.execution import Execution
-from headrace.reorder_service.planning.simulation.colocated_step import predict
-from headrace.reorder_service.planning.simulation.simulator import simulate
-from headrace.reorder_service.planning.simulation.work import Work
+from headrace.reorder_service.planning.simulation.prediction import predict_step
 from headrace.reorder_service.planning.unequal_pipelines import for_pipelines, pipelines_s
 from headrace.schedule import Kind
 
@@ -85,8 +83,7 @@ def unexplained_s(step: PlannedStep, correction: Correction, execution: Executio
     if formation is not None:
         return step.measured_s - pipelines_s(batch, step.plan, formation.pipelines)
     slots = slots_of(step.plan, step.sample_ids)
-    predicted = predict(batch, slots) if execution.colocated else simulate(Work.of(batch, slots))
-    return step.measured_s - predicted.iteration_s
+    return step.measured_s - predict_step(batch, slots).iteration_s
 
 
 def _line(work: Sequence[MeasuredWork], estimated_s: Floats, stages: int) -> Line:

@@ -10,6 +10,7 @@ from typing import Literal
 from headrace.backward_factors import WEIGHT_GRADIENTS
 from headrace.held_activations import freed_by
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
+from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.schedule import SCHEDULES, ZERO_BUBBLE, Kind
 
@@ -71,6 +72,9 @@ class Execution:
     """
     unit_replicas: Mapping[str, int] = field(default_factory=dict)
     """Number of replicas of the units that have another number than the LLM, which has `topology.replicas`."""
+    sharing: Sharing | None = None
+    """The units on the LLM's ranks; None if every unit has ranks of its own. Searches for an order take them to have; predicted
+    times do not."""
     stratification: Stratification = field(default_factory=Stratification)
     """How samples are assigned to microbatches by strategy `entrain`, and by no other."""
     post_balancing: PostBalancing = field(default_factory=PostBalancing)

@@ -86,6 +86,16 @@ def test_a_unit_with_replicas_of_its_own_gets_its_samples_dealt_to_them(plan: Pl
     assert "2 replicas x 8 microbatches, encoder 3 replicas" in capsys.readouterr().out
 
 
+def test_encoders_on_the_ranks_of_the_llm_take_longer_than_on_ranks_beside_them(plan: Plan) -> None:
+    pipelines = [CHARTS, "--replicas", "2", "--dp", "encoder=4", "--encoder-stages", "1", "--llm-stages", "2", "--crossing"]
+    apart, nested, colocated = (
+        plan(*pipelines, "--strategy", "entrain", *options)["predicted"]["iteration_s"]
+        for options in ([], ["--on-llm", "encoder"], ["--on-llm", "encoder", "--sharing", "colocated"])
+    )
+    assert apart < nested < 2 * apart
+    assert apart < colocated < 2 * apart
+
+
 def test_stages_are_those_of_the_flags(plan: Plan) -> None:
     found = plan(CHARTS, *SMALL, "--encoder-stages", "1", "--llm-stages", "2")
     assert found["topology"]["stages"] == {"encoder": 1, "llm": 2}
@@ -210,6 +220,12 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--orchmllm", "lambda=much"], "--orchmllm lambda must be a number, like audio=fourth,"),
         ([CHARTS, "--orchmllm", "ranks-per-node=1.5"], "--orchmllm ranks-per-node must be a whole number, like"),
         ([CHARTS, "--orchmllm", "tolerance=0"], "--orchmllm: tolerance must be finite and positive, got 0.0"),
+        ([CHARTS, "--on-llm", "x"], "--on-llm names 'x'"),
+        ([CHARTS, "--tp", "llm=2"], "--tp and --sharing go with --on-llm"),
+        (
+            [CHARTS, *SMALL, "--on-llm", "encoder", "--tp", "llm=2"],
+            "--on-llm: unit 'encoder' is on the ranks of the llm, whose dp x tp x pp is",
+        ),
         ([CHARTS, "--schedule", "best"], "no schedule 'best'; there are 1f1b"),
         ([CHARTS, "--chunks", "2"], "--chunks 2 needs --schedule interleaved, got 1f1b"),
         ([CHARTS, "--chunks", "0"], "--chunks must be at least 1, got 0"),

@@ -12,17 +12,14 @@ those of the whole step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from math import gcd
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.list_schedule import (
     edges_of,
@@ -38,29 +35,6 @@ from headrace.reorder_service.planning.simulation.work import Work, backward_slo
 from headrace.schedule import Kind
 
 _GRADIENTS = 2.0  # that a backward computes, of inputs and of weights: what it takes by the trainers' assumption, in forwards
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
-    """Which units run on the LLM's ranks, and how. Raises ValueError for guests without slices, or a guest that is the LLM."""
-
-    order: Literal["colocated", "nested"]
-    slices: Mapping[str, int]
-    """Tensor-parallel width of the LLM and of every guest."""
-
-    def __post_init__(self) -> None:
-        if LLM not in self.slices or min(self.slices.values()) < 1:
-            raise ValueError(f"slices are at least 1, of {LLM!r} and of the units on its ranks, got {dict(self.slices)}")
-
-    @property
-    def guests(self) -> frozenset[str]:
-        """The units on the LLM's ranks."""
-        return frozenset(self.slices) - {LLM}
-
-    @property
-    def cell(self) -> int:
-        """Ranks of a cell: the most that always act together."""
-        return reduce(gcd, self.slices.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,10 +15,9 @@ from headrace.reorder_service.planning.post_balancing_options import FORMS, Post
 from headrace.reorder_service.planning.search.lightening import lighten
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.search.unit_dealing import Strategy, dealt
-from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
-from headrace.reorder_service.planning.simulation.simulator import simulate
+from headrace.reorder_service.planning.simulation.prediction import predict_step
 from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
 from headrace.reorder_service.planning.strategies.auto import fastest
 
@@ -93,11 +92,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
             in_flight=planned_work(batch, slots).execution.in_flight,
         )
     chosen, slots = run_strategy(strategy, batch)
-    if batch.execution.colocated:
-        predicted, in_flight = predict(batch, slots), None
-    else:
-        work = planned_work(batch, slots)
-        predicted, in_flight = simulate(work), work.execution.in_flight
+    in_flight = None if batch.execution.colocated else planned_work(batch, slots).execution.in_flight
     return StepPlan(
         strategy=strategy,
         seed=batch.seed,
@@ -105,7 +100,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         topology=batch.topology,
         replicas=batch.replicas(slots),
         unit_replicas=batch.own_replicas(slots),
-        predicted=predicted,
+        predicted=predict_step(batch, slots),
         chosen="" if chosen == strategy else chosen,
         in_flight=in_flight,
     )

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.batch import Batch, Slots
+from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
-from headrace.reorder_service.planning.simulation.shared_ranks import SharedStep, Sharing, least_shared_s, simulate_shared
+from headrace.reorder_service.planning.simulation.shared_ranks import SharedStep, least_shared_s, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate, timeline
 from headrace.schedule import Kind
 from tests.unit.reorder_service.planning.simulator_world import Key, Twin, batch_of, keys_of, plans

@@ -1,0 +1,51 @@
+"""The options that say which units run on the LLM's ranks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, get_args
+
+from headrace.cli.planning import option_values
+from headrace.errors import UserError
+from headrace.execution_spec import NESTED, UnitExecution, check_sharing
+from headrace.execution_spec import Sharing as Order
+from headrace.plan import LLM, Topology
+
+if TYPE_CHECKING:
+    from headrace.reorder_service.planning.sharing import Sharing
+
+
+def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
+    """Add --on-llm, --tp and --sharing."""
+    how.add_argument("--on-llm", default="", metavar="UNIT,...", help="units on the LLM's ranks, each on all of them")
+    how.add_argument("--tp", default="", metavar="UNIT=N,...", help="slices of units, with --on-llm (default: 1 each)")
+    how.add_argument(
+        "--sharing",
+        choices=get_args(Order),
+        default=NESTED,
+        help="with --on-llm, nested: encoders run where the LLM waits; colocated: in front of it and behind (default: nested)",
+    )
+
+
+def sharing_of(args: argparse.Namespace, topology: Topology, own_replicas: Mapping[str, int]) -> Sharing | None:
+    """Return which units are on the LLM's ranks; None if none are.
+
+    own_replicas: of the units that have another number than the LLM. Raises UserError.
+    """
+    from headrace.reorder_service.planning.sharing import Sharing
+
+    guests = option_values.parse_units("--on-llm", args.on_llm, topology.stages)
+    widths = option_values.parse_counts("--tp", args.tp) if args.tp else {}
+    option_values.parse_units("--tp", ",".join(widths), topology.stages)
+    if not guests:
+        if args.tp or args.sharing != NESTED:
+            raise UserError("--tp and --sharing go with --on-llm: name there which units are on the LLM's ranks")
+        return None
+    slices = {unit: widths.get(unit, 1) for unit in topology.stages}
+    places = {unit: own_replicas.get(unit, topology.replicas) * slices[unit] * n for unit, n in topology.stages.items()}
+    try:
+        check_sharing({unit: UnitExecution(on=LLM if unit in guests else None) for unit in topology.stages}, args.sharing, places)
+    except ValueError as err:
+        raise UserError(f"--on-llm: {err}") from err
+    return Sharing(order=args.sharing, slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM})

@@ -1,0 +1,34 @@
+"""Which units run on the ranks of the LLM, as the planner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from math import gcd
+from typing import Literal
+
+from headrace.plan import LLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Which units run on the LLM's ranks, and how. Raises ValueError for guests without slices, or a guest that is the LLM."""
+
+    order: Literal["colocated", "nested"]
+    slices: Mapping[str, int]
+    """Tensor-parallel width of the LLM and of every guest."""
+
+    def __post_init__(self) -> None:
+        if LLM not in self.slices or min(self.slices.values()) < 1:
+            raise ValueError(f"slices are at least 1, of {LLM!r} and of the units on its ranks, got {dict(self.slices)}")
+
+    @property
+    def guests(self) -> frozenset[str]:
+        """The units on the LLM's ranks."""
+        return frozenset(self.slices) - {LLM}
+
+    @property
+    def cell(self) -> int:
+        """Ranks of a cell: the most that always act together."""
+        return reduce(gcd, self.slices.values())
