@@ -199,8 +199,8 @@ def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGro
             made.ends[key] = OPEN_END[order.transport](ranks, rank, CPU)
         return made.ends[key]
 
-    groups = topology.data_groups(), topology.tensor_groups(), topology.tied_groups()
-    key = tuple(topology.rank_of), tuple(topology.places(rank)) if rank < topology.world_size else (), groups, order.tied
+    # The same key on every process, as all of them make groups together.
+    key = tuple(map(topology.places, range(topology.world_size))), topology.tensor_groups(), order.tied
     if key not in made.groups:
         made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
     return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))

@@ -34,8 +34,8 @@ from headrace.reorder_service.planning.orchestration.judgement import (
 )
 from headrace.reorder_service.planning.orchestration.links import exposed_s
 from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, stage_times, time_share
-from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.sharing import Sharing
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.strategies import AUTO, run_strategy
