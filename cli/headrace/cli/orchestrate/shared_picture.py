@@ -10,6 +10,7 @@ from headrace.cli.planning.pipeline_panel import IDLE, INK, QUIET
 from headrace.cli.planning.timeline import time_unit
 from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.judge import Simulated, sharing_of
+from headrace.reorder_service.planning.simulation.list_schedule import CELL, KIND, STAGE, WIDTH
 from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
 from headrace.schedule import Kind
 
@@ -23,17 +24,19 @@ def draw_shared_ranks(axes: Axes, candidate: Candidate, step: Simulated) -> None
     shared = simulate_shared(step.batch, step.slots, sharing_of(candidate))
     units = list(candidate.grids)
     unit_of_stage = np.repeat(np.arange(len(units)), [grid.pp for grid in candidate.grids.values()])
-    num_cells = int((shared.first_cell + shared.num_cells).max())
-    first = min(int(shared.first_cell[shared.end_s.argmax()]), max(0, num_cells - _MOST_ROWS))
+    begin, kinds, stages = (shared.actions[:, column] for column in (CELL, KIND, STAGE))
+    end = begin + shared.actions[:, WIDTH]
+    num_cells = int(end.max())
+    first = min(int(begin[shared.end_s.argmax()]), max(0, num_cells - _MOST_ROWS))
     cells = range(first, min(num_cells, first + _MOST_ROWS))
     ranks = candidate.gpus // num_cells
     scale, unit = time_unit(step.step_s)
     axes.barh(np.arange(len(cells)), step.step_s * scale, height=0.8, color=IDLE)
     for kind in Kind:
         for stage in range(unit_of_stage.size):
-            chosen = (shared.kind == kind) & (shared.stage == stage)
+            chosen = (kinds == kind) & (stages == stage)
             for row, cell in enumerate(cells):
-                here = chosen & (shared.first_cell <= cell) & (cell < shared.first_cell + shared.num_cells)
+                here = chosen & (begin <= cell) & (cell < end)
                 spans = zip(shared.start_s[here] * scale, (shared.end_s - shared.start_s)[here] * scale, strict=True)
                 colour = COLOURS[unit_of_stage[stage] % len(COLOURS)]
                 axes.broken_barh(list(spans), (row - 0.4, 0.8), color=colour, alpha=1.0 if kind == Kind.FORWARD else 0.5)

@@ -121,6 +121,26 @@ def test_colocated_ranks_get_a_job_of_theirs(tmp_path: Path, capsys: pytest.Capt
     assert "YOUR_LOOP.py" in report["commands"]["launch"]
 
 
+@pytest.mark.parametrize(("placement", "sharing"), [("nested", "nested"), ("encoders-first", "colocated")])
+def test_encoders_on_the_llms_gpus_are_said_in_the_job(
+    placement: str, sharing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", "1b", *PIPELINES, "--batches", "1", "--placements", placement, "--searches", ""]
+    report = orchestrate(capsys, tmp_path, *options)
+    assert report["searches"][0]["placement"] == placement
+    assert [row["placement"] for row in report["placements"]] == [placement]
+    assert (report["bubble_bound_s"] is None) == (placement != "nested")
+    execution = yaml.safe_load((tmp_path / "job-execution.yaml").read_text())["execution"]
+    topology = yaml.safe_load((tmp_path / "topology.yaml").read_text())
+    assert execution["sharing"] == topology["sharing"] == sharing
+    assert execution["units"]["vision"]["on"] == topology["units"]["vision"]["on"] == "llm"
+    sizes = topology["units"].values()
+    assert {size["dp"] * size["tp"] * size["pp"] for size in sizes} == {report["processes"]}
+    assert "on" not in topology["units"]["llm"]
+    assert matplotlib.image.imread(report["picture"]).shape[1] > 1000
+    assert report["commands"]["emulate"] == ""
+
+
 def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", MODEL, "--data", EXAMPLE, "--out", str(tmp_path), *PIPELINES, "--searches", "megatron"]
     assert main(["orchestrate", *options]) == 0

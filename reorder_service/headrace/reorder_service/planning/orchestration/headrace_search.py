@@ -43,10 +43,10 @@ _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
 """Colocated candidates that a round leaves at most."""
-_SHARED = 10
+_SHARED = 8
 """Candidates of each placement with shared GPUs that are judged at all."""
-_LOOKED_AT = 4000
-"""Layouts, the fastest first, of which the memory is estimated."""
+_LOOKED_AT, _ENOUGH = 4000, 1000
+"""Layouts, the fastest first, of which the memory is estimated: at most, and where enough of them fit."""
 _ROOM = 0.8
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
 _OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
@@ -188,7 +188,7 @@ def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Ca
     rest: list[Candidate] = []
     tight: list[tuple[float, Candidate]] = []
     least = np.inf
-    for place in np.argsort(seconds, kind="stable")[:_LOOKED_AT]:
+    for looked_at, place in enumerate(np.argsort(seconds, kind="stable")[:_LOOKED_AT]):
         candidate = space[part_of[place]].candidate(int(row_of[place]), NAME)
         memory = fullest_bytes(demand, candidate)
         if memory > _ROOM * limit:
@@ -201,6 +201,8 @@ def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Ca
             of_count.append(candidate)
         elif len(rest) < most:
             rest.append(candidate)
+        elif looked_at >= _ENOUGH:
+            break
     fastest = [*front[: most // 2], *rest]
     chosen = [*of_count[: most // 2], *fastest][:most]
     if len(chosen) < most:

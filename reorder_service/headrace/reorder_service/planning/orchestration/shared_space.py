@@ -32,14 +32,17 @@ from headrace.reorder_service.planning.orchestration.searches.grid_choices impor
 from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, time_share
 from headrace.schedule import EAGER
 
-_GUEST_STAGES = (1, 2, 4)
+_GUEST_STAGES = (1, 2, 4, 8)
+_MOST_ACTIONS = 30_000
+"""Forwards of a step, of as many replicas of all stages as the encoders have: more take too long to simulate, and most of their
+microbatches would be empty."""
 _OF_EACH = 3
 """Layouts that are taken of each number of stages and slices of the LLM; their encoders are cut differently."""
 _ROOM = 0.9
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is fuller."""
 _TIGHT = 2
 """Layouts that do not fit by the estimate, the leanest, that are taken where there is room for them."""
-_LOOKED_AT = 1000
+_LOOKED_AT = 400
 """Layouts, the fastest first, of which the memory is estimated in full."""
 
 
@@ -110,8 +113,8 @@ def _layouts(demand: Demand) -> _Layouts:
         if guest_pp <= min(unit.layers for unit in guests)
     ]
     dp, tp, pp, count, guest_tp, guest_pp = np.array(rows, np.int64).reshape(-1, 6).T
-    whole = dp * tp * pp % (guest_tp * guest_pp) == 0
     state, replicas = state_bytes(llm, dp, tp, pp), np.maximum(1, dp * tp * pp // (guest_tp * guest_pp))
+    whole = (dp * tp * pp % (guest_tp * guest_pp) == 0) & (replicas * count * (pp + guest_pp * len(guests)) <= _MOST_ACTIONS)
     for unit in guests:
         state = state + state_bytes(unit, replicas, guest_tp, guest_pp)
     fitting = whole & (state <= usable_bytes(cluster))

@@ -16,30 +16,35 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.schedule import Kind
 
 _STAGE, _KIND, _POSITION, _UNIT, _EXIT, _BEFORE, _WAITS = 0, 1, 2, 4, 5, 6, 7  # columns of a schedule's table
-_ROW, _SLOT, _CELL, _WIDTH = 0, 1, 2, 3  # columns of the actions that `place_actions` returns
+ROW, SLOT, CELL, WIDTH, REPLICA, STAGE, KIND, UNIT = range(8)
+"""Columns of the actions that `place_actions` returns."""
 _FORWARD = int(Kind.FORWARD)
 _NOT_YET = -1.0
 
 
 @kernel
 def place_actions(tables: Ints, first_row: Ints, first_action: Ints, slot_at: Ints, replicas: Ints, cells: Ints) -> Ints:
-    """Return (A, 4) the row of each action in the tables, its slot, its first cell and its number of cells.
+    """Return (A, 8) for each action its row in the tables, slot, first cell, number of cells, replica, stage, kind and unit.
 
     tables, first_row, first_action, slot_at: as for `timed_schedule.replay`. replicas: (S,) of each stage; the row of an action
     of a replica that the stage does not have is -1. cells: (S, 3) first cell of a stage's first replica, cells from one replica
     to the next, and cells of a stage.
     """
-    actions = np.full((first_action[-1], 4), -1)
+    actions = np.full((first_action[-1], 8), -1)
     for r in range(first_row.size):
         for place in range(first_action[r + 1] - first_action[r]):
             row = first_row[r] + place
             stage = tables[row, _STAGE]
             if r < replicas[stage]:
                 action = first_action[r] + place
-                actions[action, _ROW] = row
-                actions[action, _SLOT] = slot_at[r, tables[row, _POSITION]]
-                actions[action, _CELL] = cells[stage, 0] + r * cells[stage, 1]
-                actions[action, _WIDTH] = cells[stage, 2]
+                actions[action, ROW] = row
+                actions[action, SLOT] = slot_at[r, tables[row, _POSITION]]
+                actions[action, CELL] = cells[stage, 0] + r * cells[stage, 1]
+                actions[action, WIDTH] = cells[stage, 2]
+                actions[action, REPLICA] = r
+                actions[action, STAGE] = stage
+                actions[action, KIND] = tables[row, _KIND]
+                actions[action, UNIT] = tables[row, _UNIT]
     return actions
 
 
@@ -63,9 +68,9 @@ def edges_of(
     num_actions = actions.shape[0]
     exits = np.full((2, hop_s.shape[2], hop_s.shape[1]), -1)
     for a in range(num_actions):
-        row = actions[a, _ROW]
+        row = actions[a, ROW]
         if row >= 0 and tables[row, _EXIT] == 1:
-            exits[tables[row, _KIND], tables[row, _UNIT], actions[a, _SLOT]] = a
+            exits[actions[a, KIND], actions[a, UNIT], actions[a, SLOT]] = a
     linked = link_offsets.shape[1] > 0
     first, waits = np.zeros(num_actions + 1, np.int64), np.zeros(num_actions, np.int64)
     targets, delays = np.empty(0, np.int64), np.empty(0)
@@ -73,10 +78,10 @@ def edges_of(
     for fill in range(2):
         for r in range(first_row.size):
             for a in range(first_action[r], first_action[r + 1]):
-                row = actions[a, _ROW]
+                row = actions[a, ROW]
                 if row < 0:
                     continue
-                kind, unit, stage, slot = tables[row, _KIND], tables[row, _UNIT], tables[row, _STAGE], actions[a, _SLOT]
+                kind, unit, stage, slot = actions[a, KIND], actions[a, UNIT], actions[a, STAGE], actions[a, SLOT]
                 for w in range(_WAITS, tables.shape[1]):
                     if tables[row, w] < 0:
                         break
@@ -98,8 +103,8 @@ def edges_of(
                             if source >= 0:
                                 first[source + 1] += 1
                         elif source >= 0:
-                            here, there = actions[a, _CELL], actions[source, _CELL]
-                            if here < there + actions[source, _WIDTH] and there < here + actions[a, _WIDTH]:
+                            here, there = actions[a, CELL], actions[source, CELL]
+                            if here < there + actions[source, WIDTH] and there < here + actions[a, WIDTH]:
                                 delay = min(delay, 0.0)
                             targets[place[source]], delays[place[source]] = a, delay
                             place[source] += 1
@@ -132,24 +137,24 @@ def nested_turns(
     after = np.full(actions.shape[0], -1)
     for r in range(first_action.size - 1):
         for a in range(first_action[r], first_action[r + 1]):
-            if actions[a, _ROW] >= 0 and tables[actions[a, _ROW], _BEFORE] >= 0:
-                after[first_action[r] + tables[actions[a, _ROW], _BEFORE]] = a
+            if actions[a, ROW] >= 0 and tables[actions[a, ROW], _BEFORE] >= 0:
+                after[first_action[r] + tables[actions[a, ROW], _BEFORE]] = a
                 left[a] += 1
-    heap = [(0.0, precedence[a], a) for a in range(actions.shape[0]) if actions[a, _ROW] >= 0 and left[a] == 0]
+    heap = [(0.0, precedence[a], a) for a in range(actions.shape[0]) if actions[a, ROW] >= 0 and left[a] == 0]
     heapq.heapify(heap)  # earliest begin, precedence and number of actions whose inputs are there
     free = np.zeros(num_cells)
     count = 0
     while len(heap) > 0:
         begin, rank, a = heapq.heappop(heap)
-        here = actions[a, _CELL]
+        here = actions[a, CELL]
         can_begin = ready[a]
-        for cell in range(here, here + actions[a, _WIDTH]):
+        for cell in range(here, here + actions[a, WIDTH]):
             can_begin = max(can_begin, free[cell])
         if can_begin > begin:
             heapq.heappush(heap, (can_begin, rank, a))
             continue
         end = begin + assumed_s[a]
-        for cell in range(here, here + actions[a, _WIDTH]):
+        for cell in range(here, here + actions[a, WIDTH]):
             free[cell] = end
         turns[a] = count
         count += 1
@@ -172,12 +177,12 @@ def lists_of_cells(actions: Ints, order: Ints, num_cells: int) -> tuple[Ints, In
     """Return where the list of each cell begins, (cells + 1,), and the lists: its actions in the given order of all, (n,)."""
     begins = np.zeros(num_cells + 1, np.int64)
     for a in order:
-        for cell in range(actions[a, _CELL], actions[a, _CELL] + actions[a, _WIDTH]):
+        for cell in range(actions[a, CELL], actions[a, CELL] + actions[a, WIDTH]):
             begins[cell + 1] += 1
     begins = np.cumsum(begins)
     lists, place = np.empty(begins[-1], np.int64), begins.copy()
     for a in order:
-        for cell in range(actions[a, _CELL], actions[a, _CELL] + actions[a, _WIDTH]):
+        for cell in range(actions[a, CELL], actions[a, CELL] + actions[a, WIDTH]):
             lists[place[cell]] = a
             place[cell] += 1
     return begins, lists
@@ -200,7 +205,7 @@ def run_lists(
     first, targets, delays, waits: of `edges_of`. begins, lists: of `lists_of_cells`. seconds: (A,) of each action. first_s: (A,)
     before which it does not start. An action that never can run has the end -1.
     """
-    starts, ends, left = first_s.copy(), np.full(actions.shape[0], _NOT_YET), waits + actions[:, _WIDTH]
+    starts, ends, left = first_s.copy(), np.full(actions.shape[0], _NOT_YET), waits + actions[:, WIDTH]
     following = begins[:-1].copy()
     runnable = [np.int64(0)]
     runnable.pop()
@@ -214,7 +219,7 @@ def run_lists(
         a = runnable.pop()
         end = starts[a] + seconds[a]
         ends[a] = end
-        for cell in range(actions[a, _CELL], actions[a, _CELL] + actions[a, _WIDTH]):
+        for cell in range(actions[a, CELL], actions[a, CELL] + actions[a, WIDTH]):
             following[cell] += 1
             if following[cell] < begins[cell + 1]:
                 b = lists[following[cell]]
@@ -233,7 +238,6 @@ def run_lists(
 
 @kernel
 def sums_of_cells(
-    tables: Ints,
     actions: Ints,
     begins: Ints,
     lists: Ints,
@@ -255,13 +259,12 @@ def sums_of_cells(
         held, of_host, of_guests = 0.0, 0.0, 0.0
         behind = np.zeros(is_guest.size)
         for a in lists[begins[cell] : begins[cell + 1]]:
-            row = actions[a, _ROW]
-            unit, kind = tables[row, _UNIT], tables[row, _KIND]
+            unit, kind = actions[a, UNIT], actions[a, KIND]
             if kind == _FORWARD:
-                held += memory[0, actions[a, _SLOT], unit]
+                held += memory[0, actions[a, SLOT], unit]
                 peaks[cell] = max(peaks[cell], held)
             elif kind == until[unit]:
-                held -= memory[1, actions[a, _SLOT], unit]
+                held -= memory[1, actions[a, SLOT], unit]
             if is_guest[unit] == 1:
                 of_guests = max(of_guests, ends[a])
                 behind[unit] = last_s[unit]

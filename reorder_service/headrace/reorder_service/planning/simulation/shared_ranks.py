@@ -22,6 +22,12 @@ from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.list_schedule import (
+    KIND,
+    REPLICA,
+    ROW,
+    SLOT,
+    STAGE,
+    UNIT,
     edges_of,
     lists_of_cells,
     nested_turns,
@@ -30,7 +36,6 @@ from headrace.reorder_service.planning.simulation.list_schedule import (
     sums_of_cells,
 )
 from headrace.reorder_service.planning.simulation.simulator import Layout, exchanges_of, links_of, never_ends
-from headrace.reorder_service.planning.simulation.timed_schedule import CHUNK, KIND, STAGE, UNIT
 from headrace.reorder_service.planning.simulation.work import Work, backward_slots, longest_way
 from headrace.schedule import Kind
 
@@ -39,20 +44,14 @@ _GRADIENTS = 2.0  # that a backward computes, of inputs and of weights: what it 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SharedStep:
-    """A simulated step. Its actions are columns, replica by replica, without those of replicas that a unit does not have."""
+    """A simulated step, with its actions replica by replica, without those of replicas that a unit does not have."""
 
     step_s: float
     peaks: Floats
     """(S,) the most activations that any replica of each stage's ranks holds, of all units on them, in the unit of
     `Batch.memory`; stages of guests repeat what is said of the LLM's."""
-    stage: Ints
-    replica: Ints
-    slot: Ints
-    kind: Ints
-    chunk: Ints
-    first_cell: Ints
-    num_cells: Ints
-    """Cells of an action; stages that share no ranks have one of their own each."""
+    actions: Ints
+    """(a, 8) with the columns of `list_schedule`; stages that share no ranks have a cell of their own each."""
     turn: Ints
     """Place in an order that every cell keeps to."""
     start_s: Floats
@@ -69,52 +68,43 @@ def simulate_shared(batch: Batch, slots: Slots, sharing: Sharing) -> SharedStep:
     layout, links, units = Layout.of(work), links_of(work), list(work.topology.stages)
     unit_of_stage = np.repeat(np.arange(len(units)), list(work.topology.stages.values()))
     cells, num_cells = cells_of(work, sharing)
-    placed = place_actions(
-        layout.tables, layout.first_row, layout.first_action, layout.slot_at,
-        np.array(work.unit_replicas)[unit_of_stage], cells,
-    )  # fmt: skip
+    replicas = np.array(work.unit_replicas)[unit_of_stage]
+    actions = place_actions(layout.tables, layout.first_row, layout.first_action, layout.slot_at, replicas, cells)
     first, targets, delays, waits = edges_of(
-        layout.tables, layout.first_row, layout.first_action, placed, links.hop_s, links.offsets, links.slots, links.delay_s
+        layout.tables, layout.first_row, layout.first_action, actions, links.hop_s, links.offsets, links.slots, links.delay_s
     )
-    there = np.flatnonzero(placed[:, 0] >= 0)
-    replica = layout.actions()[0][there]
-    rows = layout.tables[placed[there, 0]]
+    there = np.flatnonzero(actions[:, ROW] >= 0)
+    columns = actions[there]
     is_guest = np.array([unit in sharing.guests for unit in units])
-    turns = np.full(len(placed), -1)
     if sharing.order == "nested":
-        assumed_s, precedence = np.zeros(len(placed)), np.zeros(len(placed), np.int64)
-        assumed_s[there] = _assumed_s(batch, slots, rows, placed[there, 1])
-        precedence[there] = _precedence(units, is_guest, replica, rows)
-        turns = nested_turns(layout.tables, layout.first_action, placed, first, targets, waits, assumed_s, precedence, num_cells)
+        assumed_s, precedence = np.zeros(len(actions)), np.zeros(len(actions), np.int64)
+        assumed_s[there] = _assumed_s(batch, slots, columns)
+        precedence[there] = _precedence(units, is_guest, columns)
+        turns = nested_turns(
+            layout.tables, layout.first_action, actions, first, targets, waits, assumed_s, precedence, num_cells
+        )[there]
+        if turns.min(initial=0) < 0:
+            raise never_ends(work)
     else:
-        turns[there] = _turns_of_phases(is_guest, rows)
-    order = there[np.argsort(turns[there], kind="stable")]
-    if turns[there].min(initial=0) < 0:
-        raise never_ends(work)
-    begins, lists = lists_of_cells(placed, order, num_cells)
+        turns = _turns_of_phases(is_guest, columns)
+    order = np.empty_like(there)
+    order[turns] = there
+    begins, lists = lists_of_cells(actions, order, num_cells)
     first_s, last_s = exchanges_of(work)
-    seconds, not_before = np.zeros(len(placed)), np.zeros(len(placed))
-    stage, kind, slot = rows[:, STAGE], rows[:, KIND], placed[there, 1]
-    seconds[there] = work.seconds.reshape(-1, *work.seconds.shape[2:])[slot, stage, kind]
-    not_before[there] = first_s[stage]
-    starts, ends = run_lists(placed, first, targets, delays, waits, begins, lists, seconds, not_before)
+    seconds, not_before = np.zeros(len(actions)), np.zeros(len(actions))
+    seconds[there] = work.seconds.reshape(-1, *work.seconds.shape[2:])[columns[:, SLOT], columns[:, STAGE], columns[:, KIND]]
+    not_before[there] = first_s[columns[:, STAGE]]
+    starts, ends = run_lists(actions, first, targets, delays, waits, begins, lists, seconds, not_before)
     if ends[there].min(initial=0.0) < 0:
         raise never_ends(work)
-    peaks, over = sums_of_cells(
-        layout.tables, placed, begins, lists, ends, work.memory, np.array([work.execution.freed_by(unit) for unit in units]),
-        is_guest.astype(np.int64), last_s[np.searchsorted(unit_of_stage, np.arange(len(units)))],
-    )  # fmt: skip
+    until = np.array([work.execution.freed_by(unit) for unit in units], np.int64)
+    of_units = last_s[np.searchsorted(unit_of_stage, np.arange(len(units)))]
+    peaks, over = sums_of_cells(actions, begins, lists, ends, work.memory, until, is_guest.astype(np.int64), of_units)
     return SharedStep(
         step_s=float(over.max(initial=0.0)),
-        peaks=_by_stage(peaks, cells, np.array(work.unit_replicas)[unit_of_stage]),
-        stage=stage,
-        replica=replica,
-        slot=slot,
-        kind=kind,
-        chunk=rows[:, CHUNK],
-        first_cell=placed[there, 2],
-        num_cells=placed[there, 3],
-        turn=turns[there],
+        peaks=_by_stage(peaks, cells, replicas),
+        actions=columns,
+        turn=turns,
         start_s=starts[there],
         end_s=ends[there],
     )
@@ -153,7 +143,7 @@ def cells_of(work: Work, sharing: Sharing) -> tuple[Ints, int]:
     return np.array(found, np.int64), total
 
 
-def _assumed_s(batch: Batch, slots: Slots, rows: Ints, slot: Ints) -> Floats:
+def _assumed_s(batch: Batch, slots: Slots, columns: Ints) -> Floats:
     """Return what trainers assume that actions take: even stages, and gradients of inputs and of weights a forward's time
     each."""
     back, size = backward_slots(batch, slots), batch.num_slots
@@ -167,26 +157,26 @@ def _assumed_s(batch: Batch, slots: Slots, rows: Ints, slot: Ints) -> Floats:
     factors[:, Kind.BACKWARD] = np.minimum(factors.sum(axis=1) - 1, _GRADIENTS) - (factors[:, Kind.WEIGHT] > 0)
     factors[:, Kind.WEIGHT] = factors[:, Kind.WEIGHT] > 0
     parts = np.array(list(batch.topology.stages.values())) * batch.execution.chunks
-    unit, kind = rows[:, UNIT], rows[:, KIND]
-    assumed: Floats = factors[unit, kind] * costs[kind, unit, slot] / parts[unit]
+    unit, kind = columns[:, UNIT], columns[:, KIND]
+    assumed: Floats = factors[unit, kind] * costs[kind, unit, columns[:, SLOT]] / parts[unit]
     return np.maximum(assumed, 0.0)
 
 
-def _precedence(units: list[str], is_guest: NDArray[np.bool_], replica: Ints, rows: Ints) -> Ints:
+def _precedence(units: list[str], is_guest: NDArray[np.bool_], columns: Ints) -> Ints:
     """Return who comes first of actions that can begin at the same time: hosts, then backwards, then by name and place."""
-    rank = np.where(is_guest[rows[:, UNIT]], np.where(rows[:, KIND] == Kind.BACKWARD, 1, 2), 0)
-    name = np.argsort(np.argsort(np.array(units)))[rows[:, UNIT]]
-    order = np.lexsort((rows[:, KIND], rows[:, STAGE], replica, name, rank))
-    found = np.empty_like(order)
-    found[order] = np.arange(order.size)
+    unit, num_stages = columns[:, UNIT], int(columns[:, STAGE].max(initial=0)) + 1
+    rank = np.where(is_guest[unit], np.where(columns[:, KIND] == Kind.BACKWARD, 1, 2), 0)
+    name = np.argsort(np.argsort(np.array(units)))[unit]
+    num_replicas = int(columns[:, REPLICA].max(initial=0)) + 1
+    found: Ints = ((rank * len(units) + name) * num_replicas + columns[:, REPLICA]) * num_stages + columns[:, STAGE]
     return found
 
 
-def _turns_of_phases(is_guest: NDArray[np.bool_], rows: Ints) -> Ints:
+def _turns_of_phases(is_guest: NDArray[np.bool_], columns: Ints) -> Ints:
     """Return turns in which cells take their guests' forwards, unit by unit, then their own actions, then the rest of guests."""
-    guest = is_guest[rows[:, UNIT]]
-    phase = np.where(guest, np.where(rows[:, KIND] == Kind.FORWARD, 0, 2), 1)
-    order = np.lexsort((np.arange(len(rows)), rows[:, UNIT], phase))
+    unit = columns[:, UNIT]
+    phase = np.where(is_guest[unit], np.where(columns[:, KIND] == Kind.FORWARD, 0, 2), 1)
+    order = np.argsort((phase * is_guest.size + unit).astype(np.int16), kind="stable")
     turns = np.empty_like(order)
     turns[order] = np.arange(order.size)
     return turns

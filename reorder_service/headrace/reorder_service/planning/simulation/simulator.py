@@ -18,7 +18,7 @@ from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
 from headrace.reorder_service.planning.simulation.makespan import slowest_makespan
-from headrace.reorder_service.planning.simulation.timed_schedule import replay, schedule_table
+from headrace.reorder_service.planning.simulation.timed_schedule import last_end, replay, schedule_table
 from headrace.reorder_service.planning.simulation.work import Links, Work
 
 __all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
@@ -136,8 +136,7 @@ def _iteration_s(work: Work) -> float:
     if work.links is not None or holes or work.execution.exchange_s:
         layout = Layout.of(work)
         _, ends, _ = _replay(work, layout)
-        over = _over(work, ends, layout.actions()[1]) if work.execution.exchange_s else ends
-        return float(over.max(initial=0.0))
+        return last_end(layout.tables, layout.first_row, layout.first_action, ends, exchanges_of(work)[1])
     counts = work.occupied.sum(axis=1)
     return max(
         slowest_makespan(

@@ -161,6 +161,16 @@ def replay(
 
 
 @kernel
+def last_end(tables: Ints, first_row: Ints, first_action: Ints, ends: Floats, last_s: Floats) -> float:
+    """Return when all is over: the last end of an action, with the (S,) seconds that its stage takes behind it."""
+    last = 0.0
+    for r in range(first_row.size):
+        for action in range(first_action[r], first_action[r + 1]):
+            last = max(last, ends[action] + last_s[tables[first_row[r] + action - first_action[r], STAGE]])
+    return last
+
+
+@kernel
 def _run_once(
     tables: Ints,
     first_row: Ints,

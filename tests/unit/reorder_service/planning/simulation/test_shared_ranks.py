@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.reorder_service.planning.batch import Batch, Slots
 from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.list_schedule import CELL, KIND, REPLICA, SLOT, STAGE, UNIT, WIDTH
 from headrace.reorder_service.planning.simulation.shared_ranks import SharedStep, least_shared_s, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate, timeline
 from headrace.schedule import Kind
@@ -141,9 +142,11 @@ class SharedTwin:
             yield done[source][1] + (min(hop, 0.0) if together else hop)
 
 
-def keys_of_step(step: SharedStep, count: int) -> list[Key]:
-    columns = (step.replica, step.stage, step.kind, step.slot % count, step.chunk)
-    return list(zip(*(column.tolist() for column in columns), strict=True))
+def keys_of_step(step: SharedStep, batch: Batch) -> list[tuple[int, int, int, int]]:
+    """Replica, stage, kind and microbatch of every action; there are no chunks."""
+    columns = step.actions[:, [REPLICA, STAGE, KIND, SLOT]]
+    columns[:, 3] %= batch.topology.microbatches
+    return [tuple(row) for row in columns.tolist()]
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,10 +160,10 @@ def test_actions_take_the_turns_and_the_times_of_the_twin(plan: tuple[Batch, Slo
             SharedTwin(batch, slots, sharing).times()
         return
     times = SharedTwin(batch, slots, sharing).times()
-    keys = keys_of_step(step, batch.topology.microbatches)
-    assert set(keys) == set(times)
+    keys = keys_of_step(step, batch)
+    assert {(*key, 0) for key in keys} == set(times)
     for key, start_s, end_s in zip(keys, step.start_s, step.end_s, strict=True):
-        assert (start_s, end_s) == pytest.approx(times[key]), key
+        assert (start_s, end_s) == pytest.approx(times[*key, 0]), key
     assert step.step_s == pytest.approx(max(end for _, end in times.values()))
     assert step.step_s >= least_shared_s(batch, sharing) * (1 - 1e-9)
 
@@ -174,20 +177,20 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
     except ValueError:
         return
     work = planned_work(batch, slots)
-    held = np.zeros(int((step.first_cell + step.num_cells).max()))
+    held = np.zeros(int((step.actions[:, CELL] + step.actions[:, WIDTH]).max()))
     most = np.zeros(held.size)
-    unit_of_stage = np.repeat(np.arange(len(batch.units)), list(batch.topology.stages.values()))
     free_s = np.zeros(held.size)
     for a in np.lexsort((step.turn, step.start_s)):
-        cells = slice(step.first_cell[a], step.first_cell[a] + step.num_cells[a])
+        action = step.actions[a]
+        cells = slice(action[CELL], action[CELL] + action[WIDTH])
         assert (step.start_s[a] >= free_s[cells] - 1e-9).all()
         free_s[cells] = step.end_s[a]
-        unit = unit_of_stage[step.stage[a]]
-        if step.kind[a] == Kind.FORWARD:
-            held[cells] += work.memory[0, step.slot[a], unit]
+        unit = action[UNIT]
+        if action[KIND] == Kind.FORWARD:
+            held[cells] += work.memory[0, action[SLOT], unit]
             most = np.maximum(most, held)
-        elif step.kind[a] == batch.execution.freed_by(batch.units[unit]):
-            held[cells] -= work.memory[1, step.slot[a], unit]
+        elif action[KIND] == batch.execution.freed_by(batch.units[unit]):
+            held[cells] -= work.memory[1, action[SLOT], unit]
     assert step.peaks.max() == pytest.approx(most.max())
     assert held == pytest.approx(0.0, abs=1e-9)
 
@@ -206,9 +209,15 @@ def test_where_nothing_is_shared_it_is_the_simulator(plan: tuple[Batch, Slots], 
     step = simulate_shared(batch, slots, alone)
     assert step.step_s == pytest.approx(expected.iteration_s)
     assert step.peaks == pytest.approx(peak_memory(work).max(axis=0))
-    ends = dict(zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True))
-    for key, end_s in zip(keys_of_step(step, batch.topology.microbatches), step.end_s, strict=True):
-        assert end_s == pytest.approx(ends[key])
+    ends: dict[tuple[int, ...], list[float]] = {}
+    for (*key, _), end_s in zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True):
+        ends.setdefault(tuple(key), []).append(end_s)
+    found: dict[tuple[int, ...], list[float]] = {}
+    for action, end_s in zip(keys_of_step(step, batch), step.end_s.tolist(), strict=True):
+        found.setdefault(action, []).append(end_s)
+    assert found.keys() == ends.keys()
+    for action in found:
+        assert sorted(found[action]) == pytest.approx(sorted(ends[action])), "of all chunks of the stage"
 
 
 def test_encoders_run_in_front_of_the_llm_or_in_its_bubbles() -> None:
