@@ -63,8 +63,5 @@ def test_a_placement_on_two_cores_is_trained_by_its_own_script(cluster: Cluster,
         assert state_name(client.show("orchestrated")) == "done"
         assert client.spec("orchestrated").topology.microbatches == placement["searches"][0]["microbatches"]
     assert cluster.reorder is not None
-    steps = re.findall(
-        r"committed job=orchestrated step=\d+ .*forecast_s=(\S+) measured_s=(\S+)", cluster.reorder.log.read_text()
-    )
-    assert steps
-    assert all(float(forecast) > 0 and float(measured) > 0 for forecast, measured in steps)
+    steps = re.findall(r"committed job=orchestrated step=\d+ .*measured_s=", cluster.reorder.log.read_text())
+    assert len(steps) == 7, "an epoch of 101 samples"
