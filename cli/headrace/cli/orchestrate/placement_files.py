@@ -242,6 +242,7 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
         "--strategy", judgement.strategy, "--crossing", "--schedule", demand.schedule,
     ]  # fmt: skip
     options += ["--chunks", str(demand.chunks)] if demand.chunks > 1 else []
+    options += [] if problem.coefficients_file is None else ["--coefficients", str(problem.coefficients_file)]
     for flag, named in (("--frozen", problem.frozen), ("--checkpointing", problem.checkpointing)):
         options += [flag, ",".join(named)] if named else []
     return shlex.join(options)

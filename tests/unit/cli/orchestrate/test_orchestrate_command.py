@@ -14,9 +14,12 @@ import yaml
 
 from headrace.cli.costs.cost_table import read_cost_table
 from headrace.cli.main import main
+from headrace.cli.planning.outcome import Outcome
+from headrace.cli.planning.planning_options import problem_of
 from headrace.cli.run import train
 from headrace.published_models import PLANNED_MODELS
 from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
+from headrace.reorder_service.planning.strategies import plan_of
 from headrace.spec import load_spec_yaml
 from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
 from tests.kustomization import kustomized
@@ -161,6 +164,33 @@ def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     for words in ("headrace", "megatron", "vision", "llm", "why it loses", "optimizer", "torchrun", "Simulated, not measured"):
         assert words in printed
+
+
+def test_what_is_emulated_is_forecast_as_it_was_judged_by_measured_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two devices, where transfers take next to nothing: a backward of half a forward makes the step shorter for both."""
+    backward = {"input_gradients": 0.3, "weight_gradients": 0.2, "rerun": 1.0}
+    layers = {"layers": 4, "linear_s": 3e-5, "backward": backward}
+    (tmp_path / "costs.json").write_text(
+        json.dumps(
+            {"model": "tiny", "measured_on": {"dtype": "fp32"}, "units": {"vision": {**layers, "layers": 2}, "llm": layers}}
+        )
+    )
+    machine = {"preset": "a40", "nodes": 1, "gpus_per_node": 2}
+    (tmp_path / "machine.yaml").write_text(yaml.safe_dump(machine))
+    where = ["--cluster", str(tmp_path / "machine.yaml"), "--coefficients", str(tmp_path / "costs.json")]
+    options = ["--model", "tiny", *where, "--placements", "disaggregated", "--searches", "megatron", "--max-pixels", "50176"]
+    data = str(Path(EXAMPLE) / "charts-*.tar")
+    assert main(["orchestrate", "--data", data, "--out", str(tmp_path), *options, "--batches", "1", "--global-batch", "16"]) == 0
+    report = json.loads((tmp_path / "placement.json").read_text())
+    assert "--precision fp32" in (tmp_path / "torchrun.sh").read_text()
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    args = parser.parse_args(shlex.split(report["commands"]["emulate"])[2:])
+    batch = problem_of(args, read_cost_table(args.emulate), args.strategy).batch
+    outcome = Outcome.of(plan_of(args.strategy, batch), batch)
+    assert outcome.predicted.iteration_s == pytest.approx(report["steps_s"][0], rel=0.01)
 
 
 def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
