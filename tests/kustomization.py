@@ -32,7 +32,8 @@ def kustomized(folder: Path) -> list[Document]:
     for generator in kustomization.get("configMapGenerator", []):
         if not kustomization["generatorOptions"]["disableNameSuffixHash"]:
             raise ValueError(f"{folder}: names of config maps with a hash are not read by the tests")
-        data = {file: (folder / file).read_text(encoding="utf-8") for file in generator["files"]}
+        named = [file.rpartition("=") for file in generator["files"]]  # KEY=FILE, or a file that is its own key
+        data = {key or file: (folder / file).read_text(encoding="utf-8") for key, _, file in named}
         documents.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": generator["name"]}, "data": data})
     for patch in kustomization.get("patches", []):
         documents = _patched(documents, patch)

@@ -13,7 +13,6 @@ import os
 import re
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,11 +20,11 @@ from typing import Any
 
 import yaml
 
+from benchmarks.forecast.live_job import step_times, train
 from benchmarks.preprocess.services import Services, services
 from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
-from headrace.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec
 
 LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8
@@ -33,7 +32,6 @@ LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8
 GLOBAL_BATCH, MICROBATCHES, MAX_PIXELS = 16, 4, 224 * 224
 LONGEST_S = 280.0
 GOAL_PERCENT = 5.0
-_COMMITTED = re.compile(r"committed job=(\S+) step=(\d+) .*forecast_s=(\S+) measured_s=(\S+)")
 
 PLAIN: dict[str, dict[str, Any]] = {"encoder": {}, "llm": {}}
 
@@ -121,8 +119,7 @@ def _row(running: Services, case: Case, steps: int) -> Row:
     job = running.submit(parse_spec(spec))
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         _train(running.endpoint, job, case, Path(folder))
-    found = [match.groups() for match in _COMMITTED.finditer(running.reorder_log.read_text(encoding="utf-8")) if match[1] == job]
-    forecast_s, measured_s = zip(*((float(f), float(m)) for _, step, f, m in found if int(step) >= LEARN_STEPS), strict=True)
+    forecast_s, measured_s = step_times(running.reorder_log, job, LEARN_STEPS)
     errors = [abs(forecast / measured - 1.0) for forecast, measured in zip(forecast_s, measured_s, strict=True)]
     return Row(
         name=f"{case.name}, {case.num_processes} process(es): error of the mean step",
@@ -143,17 +140,7 @@ def _train(endpoint: str, job: str, case: Case, folder: Path) -> None:
         schedule = {name: value for name, value in case.execution.items() if name == "schedule"}
         (folder / "topology.yaml").write_text(yaml.safe_dump({"units": case.units, **schedule}), encoding="utf-8")
         arguments += ["--topology", str(folder / "topology.yaml")]
-    with ProcessGroup() as group:
-        processes = [
-            group.add(Process(f"rank {rank}", arguments, folder / f"{rank}.log", environment))
-            for rank, environment in enumerate(torchrun_environments(case.num_processes))
-        ]
-        deadline_s = time.monotonic() + LONGEST_S
-        while any(process.exit_code() is None for process in processes) and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-        failed = [process for process in processes if process.exit_code() != 0]
-        if failed:
-            raise RuntimeError(f"{failed[0].name} of job {job!r} ended with {failed[0].exit_code()}: {failed[0].last_words()}")
+    train(arguments, case.num_processes, folder, LONGEST_S)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def crowded(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_wheel_has_one_top_level_name_and_all_that_a_demo_needs(wheel: Path) -> None:
+def test_a_wheel_has_one_top_level_name_and_all_that_its_commands_need(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"headrace", "headrace-0.1.0.dist-info"}
     assert "headrace/__init__.py" not in names, "it would hide the other portions of an editable install"
@@ -42,6 +42,8 @@ def test_a_wheel_has_one_top_level_name_and_all_that_a_demo_needs(wheel: Path) -
         "headrace/trainer/loading/connecting.py",
         "headrace/preprocessor/text/tokenizer.json",
         "headrace/cli/example_data/ATTRIBUTION.csv",
+        "headrace/cli/deploy/slurm/headrace.sbatch",
+        "headrace/cli/deploy/kubernetes/overlays/jobset/jobset.yaml",
     } <= set(names)
     assert not [name for name in names if "tests" in name or "benchmarks" in name]
 

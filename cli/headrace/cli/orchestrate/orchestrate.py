@@ -53,7 +53,8 @@ a cluster file: a preset and what differs from it, or all fields
   efficiency: 0.4       # share of the peak that layers reach, where their times are counted
 
 DIR gets job-execution.yaml (a job that is planned for the placement), topology.yaml and costs.parquet
-(for `headrace train`), placement.png and placement.json. Models: {", ".join(PLANNED_MODELS)}.
+(for `headrace train`), what starts the trainers (torchrun.sh, headrace.sbatch for Slurm, jobset.yaml and
+kustomization.yaml for Kubernetes), placement.png and placement.json. Models: {", ".join(PLANNED_MODELS)}.
 All times are simulated: docs/orchestrate.md says what is counted, and what is not.
 """
 
@@ -157,6 +158,8 @@ def _search(args: argparse.Namespace, problem: PlacementProblem, names: list[str
     from headrace.cli.orchestrate.placement_report import Report
     from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning.orchestration.headrace_search import NAME, num_judgements, search
+    from headrace.reorder_service.planning.orchestration.judge import simulated
+    from headrace.reorder_service.planning.orchestration.memory_curve import memory_curves
     from headrace.reorder_service.planning.orchestration.searches import SEARCHES
 
     answers: dict[str, Candidate] = {}
@@ -185,7 +188,10 @@ def _search(args: argparse.Namespace, problem: PlacementProblem, names: list[str
         searched_s[NAME] = time.perf_counter() - start_s
     for name in answers.keys() - found.answers.keys():
         refused[name] = f"its pipelines cannot run the plans with schedule {args.schedule!r}"
-    return Report(problem=problem, found=found, searched_s=searched_s, refused=refused)
+    best = found.best
+    step = simulated(problem.demand, best.candidate, found.batches[0], best.strategy, args.seed)
+    curves = memory_curves(problem.demand, best.candidate, step, best.ranks)
+    return Report(problem=problem, found=found, searched_s=searched_s, refused=refused, step=step, curves=curves)
 
 
 def _written(args: argparse.Namespace, problem: PlacementProblem, report: Report) -> PlacementFiles:
@@ -194,7 +200,7 @@ def _written(args: argparse.Namespace, problem: PlacementProblem, report: Report
     found = report.found
     others = sorted(found.answers.values(), key=lambda one: one.key)
     ranked: list[Judgement] = [found.best, *found.alternatives, *others]
-    pipelines = (one for one in ranked if one.candidate.placement == "disaggregated" and one.fits)
+    pipelines = (one for one in ranked if one.candidate.placement != "colocated" and one.fits)
     with writing(args.out):
         return write_files(args.out, problem, found.best, next(pipelines, None), found.batches)
 
@@ -217,9 +223,10 @@ def _print(report: Report, files: PlacementFiles, picture: Path | None) -> None:
     )
     print("\n".join(textwrap.wrap(words, columns)))
     print(f"files: {', '.join(map(str, files.paths))}" + ("" if picture is None else f"\npicture: {picture}"))
-    print(f"to train, {files.processes} processes, on each node:\n  {files.launch}")
+    print(f"to train, {files.processes} processes, on each node:\n  {files.launch.torchrun}")
+    print(f"or with the services around them:\n  {files.launch.slurm}\n  {files.launch.kubernetes}")
     if files.emulate:
-        of = "" if report.found.best.candidate.placement == "disaggregated" else " the best with GPUs of its own for each unit"
+        of = " the best pipelines" if report.found.best.candidate.placement == "colocated" else ""
         print(f"to emulate{of}, {files.emulated_processes} processes on this machine:\n  {files.emulate}")
     if files.small:
         print(f"or one of its equal groups of replicas, {files.small_processes} processes:\n  {files.small}")

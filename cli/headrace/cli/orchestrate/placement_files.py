@@ -1,4 +1,4 @@
-"""The files of a placement: the job, the pipeline's topology, its costs, and the commands that emulate and start it."""
+"""The files of a placement: the job, the pipeline's topology, its costs, what starts it, and the commands that emulate it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from headrace.cli.orchestrate.launch_files import Launch, LaunchCommands, write_launch_files
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM
 
@@ -31,10 +32,10 @@ class PlacementFiles:
     """What was written, and the commands that go with it."""
 
     paths: tuple[Path, ...]
-    launch: str
-    """Starts the trainers, on every node."""
+    launch: LaunchCommands
+    """Start the trainers."""
     processes: int
-    """Number of them in all."""
+    """Number of trainers in all."""
     emulate: str
     """Runs the pipelines with sleeps for computing; empty without a candidate that has pipelines."""
     emulated_processes: int
@@ -59,6 +60,7 @@ def write_files(
             head + hint + yaml.safe_dump(topology_of(problem, best.candidate), sort_keys=False), encoding="utf-8"
         )
         paths.append(out / TOPOLOGY)
+    launched, launch = write_launch_files(out, launch_of(problem, best.candidate))
     emulate = small = ""
     groups, emulated = 1, 0
     if pipelines is not None:
@@ -74,13 +76,30 @@ def write_files(
         emulate = emulate_command(out / COSTS, problem, pipelines, 1)
         small = emulate_command(out / COSTS, problem, pipelines, groups) if groups > 1 else ""
     return PlacementFiles(
-        paths=tuple(paths),
-        launch=launch_command(out, problem, best.candidate),
+        paths=(*paths, *launched),
+        launch=launch,
         processes=best.candidate.gpus,
         emulate=emulate,
         emulated_processes=emulated,
         small=small,
         small_processes=emulated // groups,
+    )
+
+
+def launch_of(problem: PlacementProblem, candidate: Candidate) -> Launch:
+    """Return what is started on which nodes. Matrix products are in bfloat16, unless the user's times are of something else."""
+    cluster = problem.demand.cluster
+    colocated = candidate.placement == "colocated"
+    measured_on = {} if problem.coefficients is None else problem.coefficients.get("measured_on", {})
+    return Launch(
+        title=f"{problem.model} on {cluster.num_gpus} x {cluster.name}",
+        job=problem.data.spec.name,
+        spec=JOB,
+        processes=candidate.gpus,
+        per_node=min(cluster.gpus_per_node, candidate.gpus),
+        precision="fp32" if measured_on.get("dtype") == "fp32" else "bf16",
+        topology="" if colocated or problem.model in MODEL_SHAPES else TOPOLOGY,
+        has_own_loop=colocated,
     )
 
 
@@ -233,26 +252,7 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
     if candidate.guests:
         widths = ",".join(f"{unit}={grids[unit].tp}" for unit in (*candidate.guests, LLM))
         options += ["--on-llm", ",".join(candidate.guests), "--sharing", str(candidate.sharing), "--tp", widths]
+    options += [] if problem.coefficients_file is None else ["--coefficients", str(problem.coefficients_file)]
     for flag, named in (("--frozen", problem.frozen), ("--checkpointing", problem.checkpointing)):
         options += [flag, ",".join(named)] if named else []
     return shlex.join(options)
-
-
-def launch_command(out: Path, problem: PlacementProblem, candidate: Candidate) -> str:
-    """Return the command that starts the trainers of a node, beside a reorder service and preprocessors.
-
-    Colocated ranks run a loop of the user's own, for which the command has a name in capitals, as for the addresses.
-    """
-    per_node = problem.demand.cluster.gpus_per_node
-    nodes, last = divmod(candidate.gpus, per_node)
-    several = [] if candidate.gpus <= per_node else [
-        "--nnodes", str(nodes + bool(last)), "--rdzv-backend", "c10d", "--rdzv-endpoint", "FIRST_NODE:29500"
-    ]  # fmt: skip
-    torchrun = ["torchrun", *several, "--nproc-per-node", str(min(per_node, candidate.gpus))]
-    service = ["--endpoint", "SERVICE:7070"]
-    if candidate.placement == "colocated":
-        words = [*torchrun, "YOUR_LOOP.py", *service, "--job", problem.data.spec.name]
-    else:
-        topology = [] if problem.model in MODEL_SHAPES else ["--topology", str(out / TOPOLOGY)]
-        words = [*torchrun, "--no-python", "headrace", "train", *service, "--submit", str(out / JOB), *topology]
-    return shlex.join(words)

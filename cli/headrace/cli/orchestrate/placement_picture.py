@@ -10,32 +10,39 @@ from matplotlib.collections import PatchCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from headrace.cli.orchestrate.memory_panel import CURVES_IN, draw_memory
 from headrace.cli.orchestrate.placement_report import Report
 from headrace.cli.orchestrate.shared_picture import COLOURS as _COLOURS
 from headrace.cli.orchestrate.shared_picture import draw_shared_ranks
 from headrace.cli.planning.outcome import Outcome
 from headrace.cli.planning.pipeline_panel import GAIN, IDLE, INK, LEFT, QUIET, RIGHT, Panel, draw_panel, write_headline
 from headrace.cli.planning.timeline import empty_figure, legend_in, time_unit, write_legend
-from headrace.reorder_service.planning.orchestration.judge import Simulated, simulated
+from headrace.reorder_service.planning.orchestration.judge import Simulated
 from headrace.reorder_service.planning.orchestration.judgement import Judgement
 from headrace.reorder_service.planning.strategies import plan_of
 
-_TOP_IN, _GPUS_IN, _BAR_IN, _GAP_IN = 0.95, 1.5, 0.3, 0.62
+_TOP_IN, _GPUS_IN, _BAR_IN, _GAP_IN = 0.95, 1.5, 0.28, 0.66
 _MAX_ROWS = 12
 _MOST_RANKS, _RANKS_IN = 8, 1.9
+_TIME_AXIS_IN = 0.45
+_MEMORY_HEAD_IN, _MEMORY_FOOT_IN = 0.3, 0.72
+_MEMORY_IN = _MEMORY_HEAD_IN + CURVES_IN + _MEMORY_FOOT_IN
 _MOST_LABELLED = 96  # GPUs whose replicas and stages are written into their boxes
 
 
 def draw_placement(out: Path, report: Report) -> Path:
-    """Write a PNG with the GPUs of the best placement, the throughput of all searches, and one batch on it; return `out`."""
+    """Write a PNG with the GPUs of the best placement, the throughput of all searches, and one batch on it, with what its GPUs
+    hold meanwhile; return `out`.
+    """
     best, problem = report.found.best, report.problem
     panel = _panel(report) if best.candidate.placement == "disaggregated" else None
     bars_in = _BAR_IN * len(report.judged)
-    batch_in = _RANKS_IN + 0.7 if panel is None else panel.height_in + legend_in(panel)
-    height = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN + batch_in
+    batch_in = _RANKS_IN + 0.55 if panel is None else panel.axes_in + _TIME_AXIS_IN + legend_in(panel)
+    memory_in = _MEMORY_IN if report.curves else 0.0
+    height = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN + batch_in + memory_in
     cluster = problem.demand.cluster
     title = f"{problem.model} on {cluster.num_gpus} x {cluster.name}: {problem.demand.global_batch / best.step_s:.1f} samples/s"
-    subtitle = "Above: the GPUs of each unit. Middle: samples a second by each search. Below: one step. Simulated, not measured."
+    subtitle = "Which GPUs each unit gets, how fast that is, and what happens in a step. Simulated, not measured."
     figure = empty_figure(height, title, subtitle)
     speedup = report.speedup(best)
     if speedup is not None:
@@ -44,22 +51,23 @@ def draw_placement(out: Path, report: Report) -> Path:
     _draw_gpus(_axes(figure, height, _TOP_IN, _GPUS_IN), report, best)
     _draw_bars(_axes(figure, height, _TOP_IN + _GPUS_IN + _GAP_IN, bars_in), report)
     top_in = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN
+    scale, unit = time_unit(report.step.step_s)
     if panel is None:
-        step = simulated(problem.demand, best.candidate, report.found.batches[0], best.strategy)
         axes = _axes(figure, height, top_in, _RANKS_IN)
         if best.candidate.sharing is None:
-            _draw_ranks(axes, step)
+            _draw_ranks(axes, report.step)
         else:
-            draw_shared_ranks(axes, best.candidate, step)
+            draw_shared_ranks(axes, best.candidate, report.step)
     else:
         axes = _axes(figure, height, top_in, panel.axes_in)
-        longest = panel.outcome.predicted.iteration_s or 1.0
-        scale, unit = time_unit(longest)
-        draw_panel(axes, panel, scale, longest * scale)
-        figures = f"{longest * scale:.3g} {unit} per step, stages idle {panel.outcome.predicted.bubble:.0%} of the time"
+        predicted = panel.outcome.predicted
+        draw_panel(axes, panel, scale, report.step.step_s * scale)
+        figures = f"{report.step.step_s * scale:.3g} {unit} per step, stages idle {predicted.bubble:.0%} of the time"
         write_headline(axes, panel, f"One global batch ({best.strategy})", figures)
         axes.set_xlabel(f"time since the start of the step ({unit})", color=QUIET, fontsize=9)
-        write_legend(figure, panel, height)
+        write_legend(figure, panel, height, above_in=memory_in)
+    if report.curves:
+        draw_memory(figure, height, top_in + batch_in + _MEMORY_HEAD_IN, best, report.curves, scale, unit)
     figure.savefig(out, dpi=130)
     return out
 
@@ -67,7 +75,7 @@ def draw_placement(out: Path, report: Report) -> Path:
 def _panel(report: Report) -> Panel:
     """Return the panel of the first global batch, with the slowest of the replicas whose number every unit has."""
     best = report.found.best
-    step = simulated(report.problem.demand, best.candidate, report.found.batches[0], best.strategy)
+    step = report.step
     outcome = Outcome.of(plan_of(step.strategy, step.batch), step.batch)
     whole = min(grid.dp for grid in best.candidate.grids.values())
     most = max(1, _MAX_ROWS // outcome.plan.topology.num_stages)
@@ -139,6 +147,7 @@ def _draw_bars(axes: Axes, report: Report) -> None:
         axes.barh(row, rate, height=0.7, color="#12807a" if best else "#9fb3c1")
         words = f"{rate:.1f}" + ("" if judgement.fits else "   over the memory")
         axes.text(rate + max(rates) * 0.006, row, words, va="center", fontsize=9.5, color=INK)
+    axes.set_title("Samples a second, by search", loc="left", fontsize=11.5, fontweight="bold", color=INK)
     axes.set_xlim(0, max(rates) * 1.09)
     axes.set_ylim(len(rates) - 0.45, -0.55)
     axes.set_yticks(range(len(rates)), list(report.judged), fontsize=9, color=INK)

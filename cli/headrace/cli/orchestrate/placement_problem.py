@@ -44,6 +44,7 @@ class PlacementProblem:
     checkpointing: tuple[str, ...]
     coefficients: Any
     """Content of the user's file of measured times; None: operations are counted."""
+    coefficients_file: Path | None
     notes: tuple[str, ...]
     """What the user should know of the data, one sentence each."""
 
@@ -141,6 +142,7 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         frozen=frozen,
         checkpointing=checkpointing,
         coefficients=document,
+        coefficients_file=args.coefficients,
         notes=tuple(notes),
     )
 

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
     from headrace.cli.orchestrate.placement_files import PlacementFiles
     from headrace.cli.orchestrate.placement_problem import PlacementProblem
+    from headrace.reorder_service.planning.batch import Floats
     from headrace.reorder_service.planning.orchestration.headrace_search import Found
+    from headrace.reorder_service.planning.orchestration.judge import Simulated
+    from headrace.reorder_service.planning.orchestration.memory_curve import MemoryCurve
 
 BASELINE = "megatron"
 SIMULATED = "SIMULATED"
@@ -40,6 +43,10 @@ class Report:
     """Seconds by search, `headrace` among them, with the judge's simulations."""
     refused: Mapping[str, str]
     """Searches that found nothing, and why."""
+    step: Simulated
+    """The first of the global batches, on the best placement."""
+    curves: Sequence[MemoryCurve]
+    """What a GPU of each of its stages holds meanwhile; empty where that is not known."""
 
     @property
     def judged(self) -> Mapping[str, Judgement]:
@@ -80,11 +87,18 @@ class Report:
             "steps_s": best.steps_s.tolist(),
             "time": {part: best.share(part) for part in PARTS},
             "ranks": [_of_rank(rank) for rank in best.ranks],
+            "memory_over_step": {"step_s": self.step.step_s, "stages": [_of_curve(curve) for curve in self.curves]},
             "notes": list(self.problem.notes),
             "files": [str(path) for path in files.paths],
             "picture": picture,
             "processes": files.processes,
-            "commands": {"launch": files.launch, "emulate": files.emulate, "emulate_small": files.small},
+            "commands": {
+                "launch": files.launch.torchrun,
+                "slurm": files.launch.slurm,
+                "kubernetes": files.launch.kubernetes,
+                "emulate": files.emulate,
+                "emulate_small": files.small,
+            },
         }
 
     def _row(self, judgement: Judgement) -> dict[str, Any]:
@@ -212,6 +226,24 @@ def _grid(judgement: Judgement, unit: str) -> str:
 def _of_rank(rank: RankMemory) -> dict[str, Any]:
     sizes = ("weights", "gradients", "optimizer", "activations", "total")
     return {"unit": rank.unit, "stage": rank.stage, **{f"{name}_gib": getattr(rank, name) / GIB for name in sizes}}
+
+
+def _of_curve(curve: MemoryCurve) -> dict[str, Any]:
+    return {
+        "unit": curve.unit,
+        "stage": curve.stage,
+        "replica": curve.replica,
+        "peak_gib": curve.peak / GIB,
+        "weights_gib": curve.weights / GIB,
+        "optimizer_gib": curve.optimizer / GIB,
+        "time_s": _rounded(curve.time_s),
+        "gradients_gib": _rounded(curve.gradients / GIB),
+        "activations_gib": _rounded(curve.activations / GIB),
+    }
+
+
+def _rounded(values: Floats) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 def nowhere(problem: PlacementProblem, best: Judgement) -> str:

@@ -180,9 +180,10 @@ def legend_in(panel: Panel) -> float:
     return 0.3 + 0.2 * -(-len(legend_handles(panel)) // _LEGEND_COLUMNS)
 
 
-def write_legend(figure: Figure, panel: Panel, height_in: float) -> None:
-    """Write a panel's legend at the foot of the figure."""
+def write_legend(figure: Figure, panel: Panel, height_in: float, above_in: float = 0.0) -> None:
+    """Write a panel's legend at the foot of the figure, or so many inches above it."""
+    foot = (0.02 + above_in) / height_in
     figure.legend(
-        handles=legend_handles(panel), loc="lower left", bbox_to_anchor=(0.005, 0.02 / height_in), ncols=_LEGEND_COLUMNS,
-        frameon=False, fontsize=9, labelcolor=INK, handlelength=1.3, columnspacing=1.3,
+        handles=legend_handles(panel), loc="lower left", bbox_to_anchor=(0.005, foot), ncols=_LEGEND_COLUMNS, frameon=False,
+        fontsize=9, labelcolor=INK, handlelength=1.3, columnspacing=1.3,
     )  # fmt: skip

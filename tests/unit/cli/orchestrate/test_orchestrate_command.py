@@ -14,11 +14,15 @@ import yaml
 
 from headrace.cli.costs.cost_table import read_cost_table
 from headrace.cli.main import main
+from headrace.cli.planning.outcome import Outcome
+from headrace.cli.planning.planning_options import problem_of
 from headrace.cli.run import train
 from headrace.published_models import PLANNED_MODELS
 from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
+from headrace.reorder_service.planning.strategies import plan_of
 from headrace.spec import load_spec_yaml
 from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
+from tests.kustomization import kustomized
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples" / "data")
 PIPELINES = ["--gpus", "8", "--device", "a40", "--batches", "2", "--global-batch", "16", "--limit", "64"]
@@ -84,10 +88,28 @@ def test_the_commands_can_be_read(pipelines: tuple[dict[str, Any], Path]) -> Non
     assert args.microbatches == report["searches"][0]["microbatches"], "it is the best that is emulated"
     table = read_cost_table(args.emulate)
     assert len(table.sample_ids) == 2 * args.batch == 32
-    launch = shlex.split(report["commands"]["launch"])
-    args = parser.parse_args(launch[launch.index("train") + 1 :])
-    assert (args.submit, args.topology) == (out / "job-execution.yaml", out / "topology.yaml")
-    assert ("--nnodes" in launch) == (report["processes"] > 4)
+    commands = report["commands"]
+    assert shlex.split(commands["launch"])[-2:] == ["bash", str(out / "torchrun.sh")]
+    assert shlex.split(commands["slurm"])[-2:] == [str(out / "headrace.sbatch"), str(out / "job-execution.yaml")]
+    assert shlex.split(commands["kubernetes"])[-2:] == ["--kustomize", str(out)]
+
+
+def test_the_launch_files_start_the_processes_of_the_placement(pipelines: tuple[dict[str, Any], Path]) -> None:
+    """What their shells and Kubernetes make of them is told by the tests of `launch_files`."""
+    report, out = pipelines
+    nodes = -(-report["processes"] // 4)
+    assert f"--nnodes {nodes} " in (out / "torchrun.sh").read_text()
+    documents = kustomized(out)
+    [jobset] = [document for document in documents if document["kind"] == "JobSet"]
+    assert jobset["spec"]["replicatedJobs"][1]["template"]["spec"]["parallelism"] == nodes
+    [config] = [document for document in documents if document["kind"] == "ConfigMap"]
+    assert config["data"] == {
+        "job.yaml": (out / "job-execution.yaml").read_text(),
+        "topology.yaml": (out / "topology.yaml").read_text(),
+    }
+    assert {str(out / name) for name in ("torchrun.sh", "headrace.sbatch", "jobset.yaml", "kustomization.yaml")} <= set(
+        report["files"]
+    )
 
 
 def test_the_report_says_what_loses_and_where_time_and_memory_go(pipelines: tuple[dict[str, Any], Path]) -> None:
@@ -104,6 +126,19 @@ def test_the_report_says_what_loses_and_where_time_and_memory_go(pipelines: tupl
     assert any("samples with recordings are left out" in note for note in report["notes"])
 
 
+def test_the_memory_of_every_stage_is_told_over_the_step(pipelines: tuple[dict[str, Any], Path]) -> None:
+    report, _ = pipelines
+    stages = report["memory_over_step"]["stages"]
+    assert [(one["unit"], one["stage"]) for one in stages] == [(rank["unit"], rank["stage"]) for rank in report["ranks"]]
+    for one, rank in zip(stages, report["ranks"], strict=True):
+        assert len(one["time_s"]) == len(one["gradients_gib"]) == len(one["activations_gib"])
+        assert one["peak_gib"] <= rank["total_gib"] * 1.000001, "the table has the most of all global batches"
+        state = one["weights_gib"] + one["optimizer_gib"]
+        varying = [gradients + held for gradients, held in zip(one["gradients_gib"], one["activations_gib"], strict=True)]
+        assert state + max(varying) == pytest.approx(one["peak_gib"], rel=1e-4)
+        assert one["time_s"][-1] == pytest.approx(report["memory_over_step"]["step_s"], rel=1e-5)
+
+
 def test_the_picture_is_drawn(pipelines: tuple[dict[str, Any], Path]) -> None:
     report, out = pipelines
     assert report["picture"] == str(out / "placement.png")
@@ -118,7 +153,9 @@ def test_colocated_ranks_get_a_job_of_theirs(tmp_path: Path, capsys: pytest.Capt
     assert (job.execution.trainer, job.topology.replicas, job.model) == ("colocated", 8, "1b")
     assert set(job.topology.stages) == {"vision", "audio", "llm"}
     assert not (tmp_path / "topology.yaml").exists()
-    assert "YOUR_LOOP.py" in report["commands"]["launch"]
+    assert "LOOP=YOUR_LOOP.py" in report["commands"]["launch"]
+    [curve] = report["memory_over_step"]["stages"]
+    assert curve["peak_gib"] <= report["ranks"][0]["total_gib"] * 1.000001
 
 
 @pytest.mark.parametrize(("placement", "sharing"), [("nested", "nested"), ("encoders-first", "colocated")])
@@ -147,6 +184,33 @@ def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pyt
     printed = capsys.readouterr().out
     for words in ("headrace", "megatron", "vision", "llm", "why it loses", "optimizer", "torchrun", "Simulated, not measured"):
         assert words in printed
+
+
+def test_what_is_emulated_is_forecast_as_it_was_judged_by_measured_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On two devices, where transfers take next to nothing: a backward of half a forward makes the step shorter for both."""
+    backward = {"input_gradients": 0.3, "weight_gradients": 0.2, "rerun": 1.0}
+    layers = {"layers": 4, "linear_s": 3e-5, "backward": backward}
+    (tmp_path / "costs.json").write_text(
+        json.dumps(
+            {"model": "tiny", "measured_on": {"dtype": "fp32"}, "units": {"vision": {**layers, "layers": 2}, "llm": layers}}
+        )
+    )
+    machine = {"preset": "a40", "nodes": 1, "gpus_per_node": 2}
+    (tmp_path / "machine.yaml").write_text(yaml.safe_dump(machine))
+    where = ["--cluster", str(tmp_path / "machine.yaml"), "--coefficients", str(tmp_path / "costs.json")]
+    options = ["--model", "tiny", *where, "--placements", "disaggregated", "--searches", "megatron", "--max-pixels", "50176"]
+    data = str(Path(EXAMPLE) / "charts-*.tar")
+    assert main(["orchestrate", "--data", data, "--out", str(tmp_path), *options, "--batches", "1", "--global-batch", "16"]) == 0
+    report = json.loads((tmp_path / "placement.json").read_text())
+    assert "--precision fp32" in (tmp_path / "torchrun.sh").read_text()
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    args = parser.parse_args(shlex.split(report["commands"]["emulate"])[2:])
+    batch = problem_of(args, read_cost_table(args.emulate), args.strategy).batch
+    outcome = Outcome.of(plan_of(args.strategy, batch), batch)
+    assert outcome.predicted.iteration_s == pytest.approx(report["steps_s"][0], rel=0.01)
 
 
 def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from headrace.execution_spec import Sharing as Order
 from headrace.plan import GENERATOR, LLM
 
 Placement = Literal["disaggregated", "colocated", "encoders-first", "nested"]
 """Where encoders and generator run. "disaggregated": on GPUs of their own. "colocated": every GPU has all units, sharded (FSDP),
 one after the other. "encoders-first" and "nested": encoders are on the GPUs of the LLM's pipelines, and run in front of the LLM
 and behind it, or between its actions."""
-Order = Literal["colocated", "nested"]
 SHARING: Mapping[Placement, Order] = {"encoders-first": "colocated", "nested": "nested"}
 """By placement with encoders on the LLM's pipelines: what a job says of the order (`execution.sharing`)."""
 
