@@ -7,6 +7,7 @@ from headrace.reorder_service.planning.batch import Batch, Slots
 from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.list_schedule import CELL, WIDTH
 from headrace.reorder_service.planning.simulation.shared_ranks import least_shared_s, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import simulate
 
@@ -25,7 +26,8 @@ def predict_step(batch: Batch, slots: Slots) -> Predicted:
 
 def _predict_shared(batch: Batch, slots: Slots, sharing: Sharing) -> Predicted:
     step = simulate_shared(batch, slots, sharing)
-    busy_s = float(((step.end_s - step.start_s) * step.num_cells).sum())
-    capacity_s = int((step.first_cell + step.num_cells).max(initial=0)) * step.step_s
+    cell, width = step.actions[:, CELL], step.actions[:, WIDTH]
+    busy_s = float(((step.end_s - step.start_s) * width).sum())
+    capacity_s = int((cell + width).max(initial=0)) * step.step_s
     bubble = max(0.0, 1.0 - busy_s / capacity_s) if capacity_s > 0 else 0.0
     return Predicted(iteration_s=step.step_s, bubble=bubble, lower_bound_s=min(least_shared_s(batch, sharing), step.step_s))
