@@ -175,7 +175,7 @@ def test_encoders_on_the_llms_gpus_are_said_in_the_job(
     assert {size["dp"] * size["tp"] * size["pp"] for size in sizes} == {report["processes"]}
     assert "on" not in topology["units"]["llm"]
     assert matplotlib.image.imread(report["picture"]).shape[1] > 1000
-    assert report["commands"]["emulate"] == ""
+    assert f"--on-llm vision,audio --sharing {sharing} --tp " in report["commands"]["emulate"]
 
 
 def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
