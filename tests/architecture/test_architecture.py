@@ -21,7 +21,7 @@ GENERATED = CONTRACTS / "v1"
 PLANNER = ROOT / "reorder_service" / "headrace" / "reorder_service"
 SOURCES = [path for folder in ROOTS for path in sorted(folder.rglob("*.py")) if GENERATED not in path.parents]
 MAX_LINES = 400
-PAPERS = ("cornstarch", "disttrain", "entrain", "oobleck", "optimus", "orchmllm")
+PAPERS = ("cornstarch", "disttrain", "entrain", "oobleck", "optimus", "orchmllm", "stepccl")
 
 PUBLIC = {
     "headrace.trainer": {"LocalJob", "Microbatch", "Parallel", "Step", "StepLoader", "connect", "local", "replan"},

@@ -40,6 +40,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     ),
     "disttrain-fig18": _of("DistTrain, figure 18", "disttrain", "figure_18", "steps in random order over reordered ones"),
     "disttrain-fig19": _of("DistTrain, figure 19", "disttrain", "figure_19", "use of up to 98 GPUs with units frozen"),
+    "disttrain-fig22": _of("DistTrain, figure 22", "stepccl", "figure_22", "a stage of the LLM without over that with StepCCL"),
     "disttrain-table2": _of("DistTrain, table 2", "disttrain", "table_2", "time of the search for a placement"),
     "entrain-table4.1": _of("Entrain, tables 4.1 and C.1", "entrain", "table_4_1", "stages of encoder and LLM"),
     "entrain-table4.2": _of(
