@@ -95,7 +95,7 @@ def baselines_table(rows: Sequence[BaselineRow]) -> Table:
     """Return the table that is printed below that of the strategies."""
     from rich.table import Table
 
-    title = "SIMULATED baselines on as many GPUs (docs/experiments.md)"
+    title = "SIMULATED baselines on as many GPUs"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
     for name in ("baseline", "step", "x", "idle", "the best is"):
         table.add_column(name, justify="left" if name == "baseline" else "right", no_wrap=True)
