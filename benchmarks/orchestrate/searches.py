@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
-from benchmarks.orchestrate.cornstarch_models import GLOBAL_BATCH, GPUS, MICROBATCH, PUBLISHED, SLICES, frozen_demand
-from benchmarks.orchestrate.disttrain_models import MEGATRON_STAGES, demand_of
 from benchmarks.planning.inputs import FAMILIES
 from benchmarks.report import Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress, time_calls
+from headrace.cli.experiment.cornstarch_experiments import of_stages
+from headrace.cli.experiment.cornstarch_models import GLOBAL_BATCH, GPUS, PUBLISHED, frozen_demand
+from headrace.cli.experiment.disttrain_experiments import (
+    FROZEN,
+    LARGE_BATCH,
+    LARGE_GPUS,
+    MICRO_BATCHES,
+    MICRO_GPUS,
+    TABLE_2,
+    Search,
+    layout_in_words,
+    published_megatron,
+    throughput_gain,
+    utilisation_gain,
+)
+from headrace.cli.experiment.disttrain_models import MEGATRON_STAGES, demand_of
 from headrace.reorder_service.planning.cost_model.stable_batch import (
     NUM_TRIALS,
     distance_to_edge,
@@ -21,29 +35,13 @@ from headrace.reorder_service.planning.cost_model.stable_batch import (
     smallest_stable_batch,
 )
 from headrace.reorder_service.planning.execution import BACKWARD_FACTOR
-from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import step_s
-from headrace.reorder_service.planning.orchestration.searches import SEARCHES, disttrain_exact, disttrain_relaxed, megatron
-from headrace.reorder_service.planning.orchestration.searches.cornstarch import divide
-from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
-
-Search = Callable[[Demand], list[Candidate]]
+from headrace.reorder_service.planning.orchestration.searches import SEARCHES, disttrain_exact, disttrain_relaxed
 
 BUDGET_S = 2.0
 SEARCH_GOAL_MS, STABLE_GOAL_S = 100.0, 1.0
-# DistTrain, table 2: MLLM-72B by GPUs, global batch, ms.
-TABLE_2 = ((1296, 1920, 922.0), (648, 960, 641.0), (324, 480, 441.0), (112, 240, 133.0))
-# DistTrain, section 8.2: models with the global batches of figures 17, 19 and 20, on 96 of the "up to 98" GPUs: whole nodes.
-MICROBENCHMARK = (("MLLM-9B", 128), ("MLLM-15B", 64), ("MLLM-72B", 40))
-MICRO_GPUS = 96
-LARGE_GPUS, LARGE_BATCH = 1296, 1920  # section 8.1
-FROZEN = {
-    "all frozen": ("encoder", "llm", "generator"),
-    "encoder learns": ("llm", "generator"),
-    "llm learns": ("encoder", "generator"),
-    "generator learns": ("encoder", "llm"),
-}
 STABLE_SAMPLES, STABLE_GPUS = 100_000, 16
 TABLE_SIZES = (1, 4, 16, 64, 256)
 
@@ -75,7 +73,7 @@ def _time_section(*, quick: bool) -> Section:
                     unit="ms",
                     rival=Rival(value=published, source="DistTrain, table 2"),
                     goal=at_most(SEARCH_GOAL_MS),
-                    detail=f"{timing.detail}; {_layout(best)}, {step_s(demand, best):.4g} s a step by the formula",
+                    detail=f"{timing.detail}; {layout_in_words(best)}, {step_s(demand, best):.4g} s a step by the formula",
                 )
             )
     return Section(title="search for MLLM-72B's placement, encoder and generator on GPUs of their own; warm, one core", rows=rows)
@@ -124,10 +122,10 @@ def _trials_section() -> Section:
 def _gain_section() -> Section:
     """Figure 17: utilisation of the GPUs that are used, over the baselines'. Published: 1.3 to 2.7 over both."""
     rows = []
-    for model, batch in MICROBENCHMARK:
+    for model, batch in MICRO_BATCHES.items():
         demand = demand_of(model, MICRO_GPUS, batch)
         best = disttrain_exact.search(demand, worth=1.0)[0]
-        rows.append(_gain_row(f"{model}, over megatron as published", demand, _published_megatron(model), best))
+        rows.append(_gain_row(f"{model}, over megatron as published", demand, published_megatron(model), best))
         for name in ("megatron", "ratio", "disttrain", "cornstarch", "entrain"):
             progress(f"searches: {model}, {name}")
             rows.append(_gain_row(f"{model}, over {name}", demand, SEARCHES[name], best))
@@ -135,9 +133,10 @@ def _gain_section() -> Section:
         demand = demand_of(model, LARGE_GPUS, LARGE_BATCH)
         best = disttrain_exact.search(demand, worth=1.0)[0]
         name = f"{model}, {LARGE_GPUS} GPUs, over megatron as published (figure 15: 1.7 to 2.8; 1.2 for 72B)"
-        rows.append(_gain_row(name, demand, _published_megatron(model), best))
+        rows.append(_gain_row(name, demand, published_megatron(model), best))
     return Section(
-        title=f"SIMULATED by the formula: how much better disttrain-exact uses {MICRO_GPUS} GPUs (figure 17: 1.3 to 2.7)",
+        title=f"SIMULATED by the formula: how much better disttrain-exact uses {MICRO_GPUS} GPUs (figure 17: 1.3 to 2.7); "
+        "dp x tp x pp",
         rows=rows,
     )
 
@@ -145,11 +144,11 @@ def _gain_section() -> Section:
 def _frozen_section() -> Section:
     """Figure 19. Published: 1.4 to 2.9 over Megatron."""
     rows = []
-    for (model, batch), (name, frozen) in itertools.product(MICROBENCHMARK, FROZEN.items()):
+    for (model, batch), (name, frozen) in itertools.product(MICRO_BATCHES.items(), FROZEN.items()):
         progress(f"searches: {model}, {name}")
         demand = demand_of(model, MICRO_GPUS, batch, frozen)
         best = disttrain_exact.search(demand, worth=1.0)[0]
-        rows.append(_gain_row(f"{model}, {name}", demand, _published_megatron(model), best))
+        rows.append(_gain_row(f"{model}, {name}", demand, published_megatron(model), best))
     return Section(
         title="SIMULATED by the formula: the same over megatron as published, with units frozen and projectors learning "
         "(figure 19: 1.4 to 2.9)",
@@ -157,18 +156,14 @@ def _frozen_section() -> Section:
     )
 
 
-def _published_megatron(model: str) -> Search:
-    return functools.partial(megatron.search, llm_stages=MEGATRON_STAGES[model])
-
-
 def _gain_row(name: str, demand: Demand, baseline: Search, best: Candidate) -> Row:
     other = baseline(demand)[0]
-    gain = step_s(demand, other) * other.gpus / (step_s(demand, best) * best.gpus)
+    faster = throughput_gain(demand, other, best)
     return Row(
         name=f"SIMULATED {name}",
-        value=gain,
+        value=utilisation_gain(demand, other, best),
         unit="x",
-        detail=f"throughput {step_s(demand, other) / step_s(demand, best):.3g} x; {_layout(best)} beside {_layout(other)}",
+        detail=f"throughput {faster:.3g} x; {layout_in_words(best)} beside {layout_in_words(other)}",
     )
 
 
@@ -177,7 +172,7 @@ def _aware_section() -> Section:
     rows = []
     for sizes, published in PUBLISHED.items():
         demand = frozen_demand(sizes)
-        aware, unaware = (_of_stages(demand, is_aware) for is_aware in (True, False))
+        aware, unaware = (of_stages(demand, is_aware=is_aware) for is_aware in (True, False))
         rows.append(
             Row(
                 name=f"SIMULATED MLLM-{sizes}",
@@ -185,23 +180,11 @@ def _aware_section() -> Section:
                 unit="x",
                 rival=Rival(value=published, source="Cornstarch, table 3.2"),
                 goal=at_least(1.0),
-                detail=f"{_layout(aware)} beside {_layout(unaware)}",
+                detail=f"{layout_in_words(aware)} beside {layout_in_words(unaware)}",
             )
         )
     return Section(
-        title=f"SIMULATED by the formula: step of frozen-unaware over aware stages, {GPUS} A40, global batch {GLOBAL_BATCH}",
+        title="SIMULATED by the formula: step of frozen-unaware over aware stages (dp x tp x pp), "
+        f"{GPUS} A40, global batch {GLOBAL_BATCH}",
         rows=rows,
     )
-
-
-def _of_stages(demand: Demand, is_aware: bool) -> Candidate:
-    seconds = [demand.step_s(unit, SLICES) if is_aware else float(unit.forward_s[SLICES].mean()) for unit in demand.units]
-    curves = [whole * time_share(unit, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)]
-    stages = zip(demand.unit_names, divide(curves, GPUS // SLICES), strict=True)
-    grids = {name: UnitGrid(dp=1, tp=SLICES, pp=pp) for name, pp in stages}
-    return Candidate(search="cornstarch", grids=grids, microbatches=GLOBAL_BATCH // MICROBATCH)
-
-
-def _layout(candidate: Candidate) -> str:
-    units = ", ".join(f"{name} {grid.dp}x{grid.tp}x{grid.pp}" for name, grid in candidate.grids.items())
-    return f"{units} (dp x tp x pp, {candidate.gpus} GPUs)"

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.planning.inputs import FAMILIES, GENERATOR, OMNI, SYNTHCHART, Family, fill_free_bound_s, plan_table, spread_of
 from benchmarks.report import Rival, Row, Section, at_least, at_most, more_than
 from benchmarks.timing import progress
+from headrace.cli.experiment.entrain_experiments import TABLE_4_3
 from headrace.plan import CROSS_REPLICA_STRATEGIES
 from headrace.reorder_service.planning import STRATEGIES
 from headrace.reorder_service.planning.batch import make_batch, slots_of
@@ -21,13 +22,11 @@ LEVEL_GOAL = 8.0
 SPEED_UP_GOAL = 1.20
 SLACK = 1.05
 
-# Entrain, table 4.3: standard deviation of DistTrain's forward times over Entrain's, vision and Llama 3B. In three of its columns
-# vision and Llama 1B have the same numbers, so that one of the two is a copy: `DOUBTFUL`.
+# Of Entrain's table 4.3: vision, and Llama 3B. In three of its columns vision and Llama 1B have the same numbers, so that one of
+# the two is a copy: `DOUBTFUL`.
 ENTRAIN_PUBLISHED = {
-    "synthchart": {"encoder": 208.07 / 19.60, "llm": 164.55 / 40.24},
-    "chartqa": {"encoder": 61.34 / 15.23, "llm": 35.44 / 25.72},
-    "cocoqa": {"encoder": 22.82 / 22.11, "llm": 5.37 / 5.52},
-    "llava": {"encoder": 17.98 / 8.11, "llm": 32.92 / 31.66},
+    family: dict(zip(("encoder", "llm"), TABLE_4_3[name], strict=True))
+    for family, name in (("synthchart", "SynthChartNet"), ("chartqa", "ChartQA"), ("cocoqa", "CocoQA"), ("llava", "LLaVA-150k"))
 }
 DOUBTFUL = {(name, "encoder") for name in ("chartqa", "cocoqa", "llava")}
 

@@ -12,6 +12,8 @@ GENERATOR = "generator"
 
 CROSS_REPLICA_STRATEGIES = ("orchmllm",)
 """Strategies that balance each unit by itself, so that samples change their replica between units."""
+BASELINE_STRATEGIES = ("llm-only",)
+"""Strategies that are there to be compared with: a job may name them, and `auto` does not consider them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,15 @@ PUBLISHED_ENCODERS: dict[str, TransformerShape] = {
     "vit-11b": _plain(48, 4096, 32),
     "vit-22b": _plain(48, 6144, 48),
 }
+# Cornstarch (dissertation, table 3.1): vision is Qwen2's, audio Phi-4's, both in three sizes. Widths of MLPs are not published: 4
+# widths for encoders, and about Llama 3's for the LLMs.
+CORNSTARCH_VISION: dict[str, TransformerShape] = {"S": _plain(32, 1280, 20), "M": _plain(48, 2560, 40), "L": _plain(64, 3840, 60)}
+CORNSTARCH_AUDIO: dict[str, TransformerShape] = {"S": _plain(24, 1024, 16), "M": _plain(32, 3072, 48), "L": _plain(48, 5120, 80)}
+CORNSTARCH_LLMS: dict[str, TransformerShape] = {
+    "S": _gated(16, 2048, 32, 8, 8192, _LLAMA3_VOCAB),
+    "M": _gated(32, 4096, 64, 8, 14_336, _LLAMA3_VOCAB),
+    "L": _gated(64, 5120, 80, 8, 25_600, _LLAMA3_VOCAB),
+}
 # BERT-Large to GPT-3 6.7b: what Oobleck, Varuna and Bamboo were compared on (dissertation, tables 2.1 and 2.3: 24 layers, and 32
 # of GPT-3 2.7b and 6.7b); widths and heads as published with these models.
 PUBLISHED_LLMS: dict[str, TransformerShape] = {
@@ -67,6 +76,12 @@ def _disttrain(llm: str) -> ModelShape:
     return ModelShape(vision=VISION_SHAPES["vit-h"], audio=_NONE, llm=PUBLISHED_LLMS[llm], generator=GENERATOR_SHAPES["dit-xl"])
 
 
+def _cornstarch(sizes: str) -> ModelShape:
+    """Return a model of Cornstarch, table 3.2, by its sizes of vision, audio and LLM, like SML."""
+    vision, audio, llm = sizes
+    return ModelShape(vision=CORNSTARCH_VISION[vision], audio=CORNSTARCH_AUDIO[audio], llm=CORNSTARCH_LLMS[llm])
+
+
 # mllm-10b, 18b and 84b: OrchMLLM, table 1, which has no numbers of heads: the LLMs' are those of Qwen2, Whisper-large's its own,
 # and the others have 128 channels each, or 100 where 128 do not divide the width.
 PUBLISHED_MODELS: dict[str, ModelShape] = {
@@ -83,6 +98,9 @@ PUBLISHED_MODELS: dict[str, ModelShape] = {
     "optimus-b": _optimus("vit-22b", "llama-70b"),
     "optimus-c": _optimus("vit-11b", "gpt-175b"),
     "optimus-d": _optimus("vit-22b", "gpt-175b"),
+    "entrain-1b": ModelShape(vision=VISION_SHAPES["qwen2.5-vl-vision"], audio=_NONE, llm=LLM_SHAPES["llama3-1b"]),
+    "entrain-3b": ModelShape(vision=VISION_SHAPES["qwen2.5-vl-vision"], audio=_NONE, llm=LLM_SHAPES["llama3-3b"]),
+    **{f"cornstarch-{sizes.lower()}": _cornstarch(sizes) for sizes in ("SSS", "MMM", "LLL")},
 }
 
 PLANNED_MODELS: dict[str, ModelShape] = {**MODEL_SHAPES, **PUBLISHED_MODELS}

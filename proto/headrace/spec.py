@@ -17,7 +17,7 @@ from headrace.errors import SpecError
 from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
-from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR
+from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, GENERATOR
 from headrace.source_spec import SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
@@ -250,8 +250,9 @@ class JobSpec(SpecSection):
     @field_validator("strategy")
     @classmethod
     def _known_strategy(cls, strategy: str) -> str:
-        if strategy not in STRATEGIES:
-            raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+        known = (*STRATEGIES, *BASELINE_STRATEGIES)
+        if strategy not in known:
+            raise ValueError(f"no strategy {strategy!r}; there are {', '.join(known)}")
         return strategy
 
     @field_validator("model")

@@ -21,6 +21,7 @@ GENERATED = CONTRACTS / "v1"
 PLANNER = ROOT / "reorder_service" / "headrace" / "reorder_service"
 SOURCES = [path for folder in ROOTS for path in sorted(folder.rglob("*.py")) if GENERATED not in path.parents]
 MAX_LINES = 400
+PAPERS = ("cornstarch", "disttrain", "entrain", "oobleck", "optimus", "orchmllm", "stepccl")
 
 PUBLIC = {
     "headrace.trainer": {"LocalJob", "Microbatch", "Parallel", "Step", "StepLoader", "connect", "local", "replan"},
@@ -101,6 +102,7 @@ def test_what_is_no_command_needs_no_command_line() -> None:
         "watch": ("bottleneck", "rates", "status_lines", "top_figures", "top_table"),
         "inspect": ("contact_sheet", "dissection", "histogram", "preview"),
         "failures": ("availability_file", "failures_picture"),
+        "experiment": tuple(f"{paper}_experiments" for paper in PAPERS),
     }
     by_name = {module_name(path): path for path in SOURCES}
     seen: set[str] = set()

@@ -17,6 +17,13 @@ from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, Estimator
 from headrace.cli.costs.model_options import MODEL_OPTIONS, add_model_arguments, estimator_of, refuse_options
 from headrace.cli.costs.reading_options import READING_OPTIONS, add_reading_arguments, reading_spec, shown_source
 from headrace.cli.output import attempted, make_folder
+from headrace.cli.planning.baseline_rows import (
+    BaselineRow,
+    add_baselines_argument,
+    baseline_rows,
+    baselines_asked,
+    baselines_table,
+)
 from headrace.cli.planning.plan import none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
     DEFAULT_MICROBATCHES,
@@ -82,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_reading_arguments(parser)
     add_model_arguments(parser.add_argument_group("costs of a data set"))
+    add_baselines_argument(parser)
     add_pipeline_arguments(parser, microbatches=f"{SAMPLES_PER_MICROBATCH} samples in each, 32 at most")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-compare"), metavar="DIR", help="for the picture (default: %(default)s)"
@@ -92,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run `headrace compare`: estimate costs, plan with every strategy, and report what is gained. Raises UserError."""
     from headrace.cli.costs.cost_table import SECONDS
-    from headrace.cli.planning.gain import measure
+    from headrace.cli.planning.gain import best_of, measure
     from headrace.cli.planning.gain_picture import draw_gains
     from headrace.reorder_service.planning import warm_up
 
@@ -100,6 +108,7 @@ def run(args: argparse.Namespace) -> int:
         if number is not None and number < 1:
             raise UserError(f"{flag} must be at least 1, got {number}")
     check_numbers(args)
+    asked = baselines_asked(args.baselines)
     problems, num_samples = _problems(args)
     make_folder(args.out)
     warm_up()
@@ -115,11 +124,13 @@ def run(args: argparse.Namespace) -> int:
     picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
     if not any(gain.fits for gain in gains):
         print(none_fits_message(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
+    batches, best_s = [problem.batch for problem in problems], best_of(gains).iteration_s
+    baselines = baseline_rows(asked, batches, arrival_s=gains[0].iteration_s, best_s=best_s)
     report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
     if args.format == "json":
-        print(json.dumps(report))
+        print(json.dumps(report | ({"baselines": [row.to_json() for row in baselines]} if asked else {})))
     else:
-        _print(args, problems, gains, report)
+        _print(args, problems, gains, report, baselines)
     if failure is not None:
         raise failure
     return 0
@@ -261,7 +272,13 @@ def _row(gain: Gain, baseline: Gain, limit: float) -> dict[str, Any]:
     }
 
 
-def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], report: dict[str, Any]) -> None:
+def _print(
+    args: argparse.Namespace,
+    problems: Sequence[Problem],
+    gains: Sequence[Gain],
+    report: dict[str, Any],
+    baselines: Sequence[BaselineRow],
+) -> None:
     """Print the report: its table, what it means in words, and where the picture is."""
     topology, batches = problems[0].batch.topology, count(len(problems), "global batch")
     stages = ", ".join(f"{unit} {number}" for unit, number in topology.stages.items())
@@ -270,6 +287,8 @@ def _print(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequenc
         f"{count(topology.microbatches, 'microbatch')}; stages: {stages}"
     )
     print_uncut(_table(title, problems[0], report))
+    if baselines:
+        print_uncut(baselines_table(baselines))
     if report["used"] < report["samples"]:
         print(f"{report['used']:,} of {count(report['samples'], 'sample')} used")
     words = f"Simulated, not measured, with {_assumed(args)}. {_in_words(problems[0].batch, gains)}"

@@ -18,7 +18,7 @@ from headrace.cli.planning import option_values, orchmllm_option
 from headrace.cli.planning.problem import Problem
 from headrace.cli.planning.sharing_options import add_sharing_arguments, sharing_of
 from headrace.errors import UserError
-from headrace.plan import GENERATOR, LLM, Topology
+from headrace.plan import BASELINE_STRATEGIES, GENERATOR, LLM, Topology
 from headrace.schedule import SCHEDULES, Kind
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ def check_strategies(names: Iterable[str]) -> list[str]:
 
     wanted = list(dict.fromkeys(name for given in names for name in (STRATEGIES if given == "all" else [given])))
     for name in wanted:
-        if name not in STRATEGIES:
-            raise UserError(f"no strategy {name!r}; there are {', '.join(STRATEGIES)}")
+        if name not in (*STRATEGIES, *BASELINE_STRATEGIES):
+            raise UserError(f"no strategy {name!r}; there are {', '.join((*STRATEGIES, *BASELINE_STRATEGIES))}")
     return wanted
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.output import attempted, make_folder
+from headrace.cli.planning.baseline_rows import add_baselines_argument, baseline_rows, baselines_asked, baselines_table
 from headrace.cli.planning.plan import COST_TABLE_HELP, none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
     STRATEGY_NAMES,
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add_table_arguments(parser)
     parser.add_argument("--strategies", default="all", metavar="NAME,...", help=f"some of {STRATEGY_NAMES} (default: all)")
+    add_baselines_argument(parser)
     add_pipeline_arguments(parser)
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-simulate"), metavar="DIR", help="pictures and traces (default: %(default)s)"
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.reorder_service.planning import warm_up
 
     names = check_strategies(name.strip() for name in args.strategies.split(","))
+    asked = baselines_asked(args.baselines)
     problem = problem_of(args, read_cost_table(args.costs))
     if not args.no_pictures:
         make_folder(args.out)
@@ -86,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         outcomes.append(Outcome.of(plan, problem.batch))
         planning_s.append(seconds)
     rows = [_row(outcome, outcomes[0], seconds) for outcome, seconds in zip(outcomes, planning_s, strict=True)]
+    best_s = min(rows, key=lambda row: (not row["fits"], row["iteration_s"]))["iteration_s"]
+    baselines = baseline_rows(asked, [problem.batch], arrival_s=rows[0]["iteration_s"], best_s=best_s)
     failure = None
     if not args.no_pictures:
         source = Path(args.costs).stem if args.costs != "-" else "standard input"
@@ -93,9 +98,12 @@ def run(args: argparse.Namespace) -> int:
     if not any(row["fits"] for row in rows):
         print(none_fits_message(problem, [(row["strategy"], row["peak_memory"]) for row in rows]), file=sys.stderr)
     if args.format == "json":
-        print(json.dumps(_settings(problem) | {"strategies": rows}))
+        compared = {"baselines": [row.to_json() for row in baselines]} if asked else {}
+        print(json.dumps(_settings(problem) | {"strategies": rows} | compared))
     else:
         print_uncut(_table(problem, rows))
+        if baselines:
+            print_uncut(baselines_table(baselines))
         if not args.no_pictures and failure is None:
             print(f"pictures and traces (for ui.perfetto.dev) in {args.out}/")
     if failure is not None:

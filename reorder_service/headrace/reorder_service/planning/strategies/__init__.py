@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from headrace.plan import CROSS_REPLICA_STRATEGIES, GENERATOR, LLM, StepPlan, Topology
+from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, GENERATOR, LLM, StepPlan, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack
@@ -18,7 +18,16 @@ from headrace.reorder_service.planning.search.unit_dealing import Strategy, deal
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
 from headrace.reorder_service.planning.simulation.prediction import predict_step
-from headrace.reorder_service.planning.strategies import arrival, colocated, disttrain, entrain, joint, orchmllm, taper
+from headrace.reorder_service.planning.strategies import (
+    arrival,
+    colocated,
+    disttrain,
+    entrain,
+    joint,
+    llm_only,
+    orchmllm,
+    taper,
+)
 from headrace.reorder_service.planning.strategies.auto import fastest
 
 _EVEN: dict[str, Strategy] = {
@@ -29,6 +38,7 @@ _EVEN: dict[str, Strategy] = {
     "joint": joint.plan_slots,
     "taper": taper.plan_slots,
 }  # all for units with equal numbers of replicas
+_PLANNED = _EVEN | dict.fromkeys(BASELINE_STRATEGIES, llm_only.plan_slots)  # with what `auto` does not consider
 _EXCHANGING = ("joint", "taper")  # they level all units: samples may change whole places to keep that on units of own replicas
 
 CANDIDATES = {name: dealt(strategy, exchanging=name in _EXCHANGING) for name, strategy in _EVEN.items()}
@@ -116,8 +126,8 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
     """
     if strategy == AUTO and batch.execution.colocated:
         return COLOCATED, colocated.plan_slots(batch)
-    if strategy != AUTO and strategy not in CANDIDATES:
-        raise ValueError(f"no strategy {strategy!r}; there are {', '.join(STRATEGIES)}")
+    if strategy != AUTO and strategy not in _PLANNED:
+        raise ValueError(f"no strategy {strategy!r}; there are {', '.join((*STRATEGIES, *BASELINE_STRATEGIES))}")
     if strategy == AUTO:
         lightened = {name: partial(_lightened, name) for name in CANDIDATES}
         chosen, slots = fastest(batch, lightened, crossing=CROSS_REPLICA_STRATEGIES, of_first=OF_FIRST)
@@ -128,7 +138,7 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
 def _lightened(name: str, batch: Batch) -> Slots:
     """Plan a batch with a strategy so that it keeps the memory limit, and then deal it to the units' own replicas."""
-    return dealt(lambda even: lighten(even, _EVEN[name](even)), exchanging=name in _EXCHANGING)(batch)
+    return dealt(lambda even: lighten(even, _PLANNED[name](even)), exchanging=name in _EXCHANGING)(batch)
 
 
 def leaner(batch: Batch, slots: Slots) -> Slots:

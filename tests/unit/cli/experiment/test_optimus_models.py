@@ -1,10 +1,10 @@
-"""The models that the benchmark of bubbles takes add up to what the paper says of them."""
+"""The models that experiments and the benchmark of bubbles take add up to what the paper says of them."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.orchestrate.optimus_models import GPT_175B, TABLE_1, TABLE_1_STEP_S, VIT_22B, encoder, llm, llm_layer
+from headrace.cli.experiment.optimus_models import GPT_175B, TABLE_1, TABLE_1_STEP_S, VIT_22B, encoder, llm, llm_layer
 from headrace.reorder_service.planning.bubbles.idle_time import Bubble, idle_seconds
 from headrace.reorder_service.planning.bubbles.llm_timeline import time_llm
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.orchestrate.cornstarch_models import AUDIO, LLAMA, PUBLISHED, VISION, frozen_demand
-from benchmarks.orchestrate.disttrain_models import MODELS, demand_of
+from headrace.cli.experiment.cornstarch_models import PUBLISHED, frozen_demand
+from headrace.cli.experiment.disttrain_models import MODELS, demand_of
 from headrace.model_shape import TransformerShape
+from headrace.published_models import CORNSTARCH_AUDIO, CORNSTARCH_LLMS, CORNSTARCH_VISION
 from headrace.reorder_service.planning.orchestration.estimate import fits
 from headrace.reorder_service.planning.orchestration.searches import megatron
 
@@ -27,7 +28,11 @@ def test_megatron_places_them_on_the_published_cluster(model: str) -> None:
 
 @pytest.mark.parametrize(
     ("shapes", "billions"),
-    [(VISION, {"S": 0.6, "M": 3.9, "L": 11.6}), (AUDIO, {"M": 3.4, "L": 12.4}), (LLAMA, {"S": 1.2, "M": 8.0, "L": 32.0})],
+    [
+        (CORNSTARCH_VISION, {"S": 0.6, "M": 3.9, "L": 11.6}),
+        (CORNSTARCH_AUDIO, {"M": 3.4, "L": 12.4}),
+        (CORNSTARCH_LLMS, {"S": 1.2, "M": 8.0, "L": 32.0}),
+    ],
 )
 def test_cornstarch_models_have_their_weights(shapes: dict[str, TransformerShape], billions: dict[str, float]) -> None:
     """But for the small audio encoder, whose published 0.5b are more than 24 layers of its width have."""

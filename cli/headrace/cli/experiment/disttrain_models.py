@@ -13,8 +13,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.model_shape import GENERATOR_SHAPES, VISION_SHAPES, TransformerShape
+from headrace.model_shape import TransformerShape
 from headrace.plan import GENERATOR, LLM
+from headrace.published_models import PUBLISHED_MODELS
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.cost_model.kept_bytes import Keeping, kept_bytes
 from headrace.reorder_service.planning.orchestration.cluster import CLUSTERS, Cluster
@@ -27,32 +28,25 @@ NUM_SAMPLES = 512
 WIDTHS = (1, 2, 4, 8)
 WEIGHTS_OF_SD = 1e9
 
-LLAMA: Mapping[str, TransformerShape] = {
-    "7b": TransformerShape(layers=32, width=4096, heads=32, kv_heads=32, mlp=11_008, gated=True, vocab=128_256),
-    "13b": TransformerShape(layers=40, width=5120, heads=40, kv_heads=40, mlp=13_824, gated=True, vocab=128_256),
-    "70b": TransformerShape(layers=80, width=8192, heads=64, kv_heads=8, mlp=28_672, gated=True, vocab=128_256),
-}
-"""Table 1."""
-MODELS: Mapping[str, tuple[str, int]] = {"MLLM-9B": ("7b", 1024), "MLLM-15B": ("13b", 1024), "MLLM-72B": ("70b", 4096)}
-"""By name: the LLM, and the positions of a generated image."""
+MODELS: Mapping[str, int] = {"MLLM-9B": 1024, "MLLM-15B": 1024, "MLLM-72B": 4096}
+"""By name: the positions of a generated image."""
 MEGATRON_STAGES = {"MLLM-9B": 1, "MLLM-15B": 2, "MLLM-72B": 10}
 """Stages of the LLM that DistTrain gives Megatron-LM (8.1), with 8 slices, and one stage each of encoder and generator."""
 
 
 def demand_of(model: str, gpus: int, global_batch: int, frozen: tuple[str, ...] = ()) -> Demand:
     """A model on nodes of 8 A800, of which the last one need not be full; projectors learn, whatever is frozen."""
-    llm, generated = MODELS[model]
+    shape, generated = PUBLISHED_MODELS[model.lower()], MODELS[model]
+    assert shape.generator is not None
     node = CLUSTERS["a800"]
     cluster = node.of_gpus(gpus - gpus % node.gpus_per_node)
     rng = np.random.default_rng(5)
     images = np.minimum(rng.geometric(1 / MEAN_IMAGES, NUM_SAMPLES), MOST_IMAGES).astype(np.float64)
     text = np.full(NUM_SAMPLES, float(SEQUENCE))
     units = (
-        counted_unit("encoder", VISION_SHAPES["vit-h"], images * IMAGE_POSITIONS, IMAGE_POSITIONS, cluster, frozen),
-        counted_unit(LLM, LLAMA[llm], text, SEQUENCE, cluster, frozen, checkpointing=False),
-        counted_unit(
-            GENERATOR, GENERATOR_SHAPES["dit-xl"], images * generated, generated, cluster, frozen, parameters=WEIGHTS_OF_SD
-        ),
+        counted_unit("encoder", shape.vision, images * IMAGE_POSITIONS, IMAGE_POSITIONS, cluster, frozen),
+        counted_unit(LLM, shape.llm, text, SEQUENCE, cluster, frozen, checkpointing=False),
+        counted_unit(GENERATOR, shape.generator, images * generated, generated, cluster, frozen, parameters=WEIGHTS_OF_SD),
     )
     return Demand(units=units, cluster=cluster, global_batch=global_batch)
 

@@ -1,0 +1,1 @@
+"""`headrace experiment`: the papers' experiments by name, each with what Headrace computes beside what was published."""
