@@ -238,11 +238,11 @@ def _touched(fields: Fields, starts: Ints, block: int, num_modalities: int, num_
     """
     num_blocks = (fields.size + block - 1) // block
     touched, itself = np.zeros(num_blocks, np.int64), np.zeros(num_blocks, np.bool_)
-    anywhere = np.zeros((num_modalities, num_blocks), np.bool_)
-    common = np.zeros((num_modalities, num_blocks), np.bool_)
+    anywhere = np.zeros((num_modalities, num_blocks), np.uint8)
+    common = np.zeros((num_modalities, num_blocks), np.uint8)
     heads = np.full((num_groups, num_modalities), -1, np.int64)
     at, following = np.empty(fields.size, np.int64), np.empty(fields.size, np.int64)
-    union = np.zeros(num_blocks, np.bool_)
+    union = np.zeros(num_blocks, np.uint8)
     part = np.full(num_groups, -1, np.int64)  # the last part of queries that had the group
     had = np.zeros((num_groups, 2), np.int64)  # what its tokens there saw of it, by whether all or what came before only
     present = np.zeros(num_groups, np.int64)  # modalities of its tokens there so far
@@ -255,9 +255,9 @@ def _touched(fields: Fields, starts: Ints, block: int, num_modalities: int, num_
         num_nodes = 0
         for i in range(first, end):
             own, group, b = fields[i] >> OWN_BIT & MOST_MODALITIES - 1, fields[i] >> GROUP_BIT & MOST_GROUPS, i // block
-            anywhere[own, b] = True
+            anywhere[own, b] = 1
             if group == 0:
-                common[own, b] = True
+                common[own, b] = 1
             elif heads[group, own] < 0 or at[heads[group, own]] != b:
                 at[num_nodes], following[num_nodes] = b, heads[group, own]
                 heads[group, own] = num_nodes
@@ -285,28 +285,42 @@ def _touched(fields: Fields, starts: Ints, block: int, num_modalities: int, num_
                         node = heads[group, m] if (wanted & ~had[group, before]) >> m & 1 else -1
                         while node >= 0:
                             if not before or at[node] < b:
-                                union[at[node]] = True
+                                union[at[node]] = 1
                             node = following[node]
                     had[group, before] |= wanted
             for m in range(num_modalities):
                 for causal in range(2):
                     last = b if causal else high
                     if sees[causal, 1] >> m & 1:
-                        for k in range(low, last):
-                            union[k] |= anywhere[m, k]
+                        _join(union[low:last], anywhere[m, low:last])
                     if sees[causal, 0] >> m & 1:
-                        for k in range(low, last):
-                            union[k] |= common[m, k]
-            itself[b] |= union[b]
-            union[b] = False
-            touched[b] += np.count_nonzero(union[low:high])
-            union[low:high] = False
+                        _join(union[low:last], common[m, low:last])
+            itself[b] |= union[b] > 0
+            union[b] = 0
+            touched[b] += _count_away(union[low:high])
             num_parts += 1
-        anywhere[:, low:high] = False
-        common[:, low:high] = False
+        anywhere[:, low:high] = 0
+        common[:, low:high] = 0
         for i in range(first, end):
             heads[fields[i] >> GROUP_BIT & MOST_GROUPS, fields[i] >> OWN_BIT & MOST_MODALITIES - 1] = -1
     return touched + itself
+
+
+@kernel
+def _join(into: NDArray[np.uint8], other: NDArray[np.uint8]) -> None:
+    """Set what is set in the other, too."""
+    for i in range(into.size):
+        into[i] |= other[i]
+
+
+@kernel
+def _count_away(flags: NDArray[np.uint8]) -> int:
+    """Return how many flags are set, and clear them."""
+    count = 0
+    for i in range(flags.size):
+        count += flags[i]
+        flags[i] = 0
+    return count
 
 
 @kernel

@@ -3,8 +3,9 @@
 Under a mask that is not causal some blocks attend to much more than others, wherever they stand. Cornstarch (dissertation,
 section 3.3.2.1; arXiv:2503.11367, section 4.3.2) gives the block with the most work to the rank with the least so far (LPT): the
 listing of Alg. 1 forgets to sort, its text does. That leaves ranks with different numbers of tokens, so that one of them runs out
-of memory first, and does the most of all that is not attention. Here no rank gets more blocks than an equal share rounded up,
-and the exchange of blocks between ranks then repairs what this costs in balance.
+of memory first, and does the most of all that is not attention. Here no rank gets more blocks than an equal share rounded up: by
+falling work they are dealt to the ranks in turn, as long as none gets more than the mean, then to the rank with the least work
+that has room, and exchanges between ranks repair what this costs in balance.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
-from headrace.reorder_service.planning.search.limited_partition import NOWHERE, fill
+from headrace.reorder_service.planning.search.limited_partition import deal, fill
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
 _EXCHANGES = 16  # most exchanges per rank; they end long before, unless there are few blocks and no good distribution
@@ -29,9 +30,9 @@ def distribute(work: Ints | Floats, num_ranks: int) -> Ints:
     """
     weights = _checked(work, num_ranks)
     limit = -(-weights.size // num_ranks)
-    ranks = np.full(weights.size, NOWHERE)
-    order = descending(weights)
-    fill(weights, order, np.zeros(num_ranks), np.ones(weights.size, np.int64), limit, ranks)
+    order, empty, ones = descending(weights), np.zeros(num_ranks), np.ones(weights.size, np.int64)
+    ranks = deal(weights, order, empty, ones, limit)
+    fill(weights, order, empty, ones, limit, ranks)
     _exchange(weights, order, ranks, num_ranks, limit, _EXCHANGES * num_ranks)
     return ranks
 

@@ -28,8 +28,8 @@ def subblocks(touched: Ints, width: int) -> tuple[Ints, Ints]:
     return owner, least + (place < more)
 
 
-def head_time(touched: Ints, num_units: int, *, width: int | None = None, joining: float = 0.0) -> float:
-    """Return the time of one head of attention on a device of so many compute units, in units of one block of keys.
+def kernel_time(touched: Ints, num_units: int, *, width: int | None = None, joining: float = 0.0) -> float:
+    """Return the time of one kernel of attention on a device of so many compute units, in units of one block of keys.
 
     width: of subblocks; None: a block of queries is not cut. joining: time to write the result of one subblock and to read it
     again, in a kernel of its own for all subblocks of a block of queries; blocks that are not cut have none.

@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.context.gang_schedule import GangSchedule
 
 _LIMITS = 48  # limits of time that are tried, at equal ratios from the lower bound of the step to the longest sequence
 _TRIES = 256  # changes of a degree that are tried after that
+_NEAR = 1.005  # times the lower bound: a step so short is left as it is
 _LOOKED_AT = 8  # sequences that end last, and as many with the most work, whose degrees are changed
 
 
@@ -70,7 +71,7 @@ def plan_degrees(seconds: Floats, least: Ints, ranks_per_node: int) -> GangSched
         time = _step_time(allowed, degrees, ranks_per_node)
         if time < least_time:
             best, least_time = degrees, time
-    best = _improve(allowed, best, ranks_per_node)
+    best = _improve(allowed, best, ranks_per_node, low)
     return schedule(_order(allowed, best), best, _seconds(allowed, best), num_ranks, ranks_per_node)
 
 
@@ -85,10 +86,10 @@ def fixed_degree(seconds: Floats, degree: int, ranks_per_node: int) -> GangSched
     return schedule(order, np.full(len(seconds), degree), taken, used, max(degree, ranks_per_node // degree * degree))
 
 
-def _improve(allowed: Floats, degrees: Ints, ranks_per_node: int) -> Ints:
-    """Return degrees of which a few differ by one from these, if the step is then shorter."""
+def _improve(allowed: Floats, degrees: Ints, ranks_per_node: int, bound: float) -> Ints:
+    """Return degrees of which a few differ by one from these, if the step is then shorter, unless it is next to its bound."""
     best, time, tries = degrees, _step_time(allowed, degrees, ranks_per_node), 0
-    while tries < _TRIES:
+    while tries < _TRIES and time > bound * _NEAR:
         seconds = _seconds(allowed, best)
         ends = schedule(_order(allowed, best), best, seconds, allowed.shape[1], ranks_per_node).ends_s
         most = [np.argsort(-values, kind="stable")[:_LOOKED_AT] for values in (ends, seconds * best)]
@@ -120,7 +121,8 @@ def _first(allowed: Floats) -> Ints:
 def _within(allowed: Floats, limit: float) -> Ints:
     """Return the fewest ranks on which each sequence keeps the limit, or the fastest number if it cannot."""
     keeps = allowed <= limit
-    return np.where(keeps.any(axis=1), keeps.argmax(axis=1), allowed.argmin(axis=1)) + 1
+    column: Ints = np.where(keeps.any(axis=1), keeps.argmax(axis=1), allowed.argmin(axis=1))
+    return column + 1
 
 
 def _nearest(allowed: Floats, degree: int) -> Ints:
@@ -128,7 +130,8 @@ def _nearest(allowed: Floats, degree: int) -> Ints:
     columns = np.arange(allowed.shape[1])
     finite = np.isfinite(allowed)
     below = np.where(finite & (columns < degree), columns, -1).max(axis=1)
-    return np.where(below >= 0, below, _first(allowed)) + 1
+    column: Ints = np.where(below >= 0, below, _first(allowed))
+    return column + 1
 
 
 def _seconds(allowed: Floats, degrees: Ints) -> Floats:
