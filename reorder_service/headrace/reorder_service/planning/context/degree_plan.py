@@ -115,7 +115,8 @@ def _allowed(seconds: Floats, least: Ints) -> Floats:
 
 def _first(allowed: Floats) -> Ints:
     """Return the column of the fewest ranks that each sequence can have."""
-    return np.isfinite(allowed).argmax(axis=1)
+    column: Ints = np.isfinite(allowed).argmax(axis=1)
+    return column
 
 
 def _within(allowed: Floats, limit: float) -> Ints:
