@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
-from headrace.reorder_service.planning.search.limited_partition import deal, fill
+from headrace.reorder_service.planning.search.limited_partition import deal
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
 _EXCHANGES = 16  # most exchanges per rank; they end long before, unless there are few blocks and no good distribution
@@ -30,9 +30,9 @@ def distribute(work: Ints | Floats, num_ranks: int) -> Ints:
     """
     weights = _checked(work, num_ranks)
     limit = -(-weights.size // num_ranks)
-    order, empty, ones = descending(weights), np.zeros(num_ranks), np.ones(weights.size, np.int64)
-    ranks = deal(weights, order, empty, ones, limit)
-    fill(weights, order, empty, ones, limit, ranks)
+    order = descending(weights)
+    ranks = deal(weights, order, np.zeros(num_ranks), np.ones(weights.size, np.int64), limit)
+    _give_rest(weights, order, ranks, num_ranks, limit)
     _exchange(weights, order, ranks, num_ranks, limit, _EXCHANGES * num_ranks)
     return ranks
 
@@ -77,6 +77,26 @@ def _checked(work: Ints | Floats, num_ranks: int) -> Floats:
     if not weights.any():
         raise ValueError("no token of the sequence sees another, as in padding alone: leave the sequence out of the batch")
     return weights
+
+
+@kernel
+def _give_rest(weights: Floats, order: Ints, ranks: Ints, num_ranks: int, limit: int) -> None:
+    """Give each block that has no rank, in the given order, to the rank with the least work of those with fewer than `limit`.
+
+    One block takes a look at all ranks, which is sooner done than to keep a heap of them, unless there are hundreds.
+    """
+    loads, counts = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
+    for block in order:
+        if ranks[block] >= 0:
+            loads[ranks[block]] += weights[block]
+            counts[ranks[block]] += 1
+    loads[counts == limit] = np.inf
+    for block in order:
+        if ranks[block] < 0:
+            rank = int(np.argmin(loads))
+            ranks[block] = rank
+            counts[rank] += 1
+            loads[rank] = loads[rank] + weights[block] if counts[rank] < limit else np.inf
 
 
 @kernel
