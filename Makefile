@@ -103,6 +103,9 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (ten minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
+bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (three minutes)
+	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.context
+
 bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (eight minutes)
 	@$(BIN)/python -m benchmarks.forecast
 
@@ -153,4 +156,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
