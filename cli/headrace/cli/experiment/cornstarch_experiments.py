@@ -14,8 +14,9 @@ from headrace.cli.experiment.findings import Findings, Row
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import stage_share, step_s
+from headrace.reorder_service.planning.orchestration.estimate import step_s
 from headrace.reorder_service.planning.orchestration.searches.cornstarch import divide
+from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
 MICROBATCHES, STAGES = GLOBAL_BATCH // MICROBATCH, GPUS // SLICES
@@ -156,9 +157,7 @@ def table_3_2_stages() -> Findings:
 def of_stages(demand: Demand, *, is_aware: bool) -> Candidate:
     """Return the table's placement: stages dealt to the units by forward and backward if it is aware, or by forward alone."""
     seconds = [demand.step_s(unit, SLICES) if is_aware else float(unit.forward_s[SLICES].mean()) for unit in demand.units]
-    curves = [
-        whole * stage_share(unit.layers, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)
-    ]
+    curves = [whole * time_share(unit, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)]
     stages = zip(demand.unit_names, divide(curves, STAGES), strict=True)
     grids = {name: UnitGrid(dp=1, tp=SLICES, pp=pp) for name, pp in stages}
     return Candidate(search="cornstarch", grids=grids, microbatches=MICROBATCHES)
