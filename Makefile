@@ -85,12 +85,14 @@ format: setup  ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-AUDIT := .venv-audit
-audit: setup  ## look what is pinned up among known vulnerabilities, and list all that is installed in build/sbom.json (CycloneDX; a minute)
-	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom; }
+sbom: setup  ## list all that is installed in build/sbom.json (CycloneDX; half a minute)
 	@mkdir -p build
-	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --of JSON --output-file build/sbom.json $(BIN)/python
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --of JSON --output-file build/sbom.json $(BIN)/python
 	@$(BIN)/python -c "import json; print(len(json.load(open('build/sbom.json'))['components']), 'packages in build/sbom.json')"
+
+AUDIT := .venv-audit
+audit: sbom  ## the same, and look what is pinned up among known vulnerabilities, which needs the network (a minute)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit; }
 	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
 compose-test: setup  ## prove compose.yaml on a real container engine
@@ -171,4 +173,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo audit test test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit test test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
