@@ -72,6 +72,7 @@ def demo_summary(tmp_path_factory) -> dict:
     return json.loads(said.getvalue())
 
 
+@pytest.mark.timeout(300)  # seven processes: beside others that take both cores they have needed more than two minutes
 def test_the_demo_prints_one_json_object_and_draws_a_picture(demo_summary: dict) -> None:
     assert demo_summary["steps"] == 3
     assert demo_summary["samples"] == 24
