@@ -6,35 +6,46 @@ PORTIONS := proto preprocessor reorder_service trainer cli
 
 .DEFAULT_GOAL := help
 
+# Once packages are installed, the planner is compiled beside what `lint` does: none of it needs the other, and some wait for a core.
+MAKEFLAGS += --jobs=4
+
+# Containers often have it, and every process would compile torch again. So would each one do with what pytest makes of asserts.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-setup: $(VENV)/.installed  ## make .venv with Headrace and all it needs
+setup: $(VENV)/.compiled  ## make .venv with Headrace and all it needs
 
-# The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds. Bytecode is written
-# here, on all cores: where PYTHONDONTWRITEBYTECODE is set, as containers often have it, every process would compile torch again.
-# The templates of some packages do not compile, and nobody imports them.
+# The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
 	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib $(PORTIONS) || true
-	@echo "compiling the planner (half a minute)"
-	@$(BIN)/python -c "from headrace.reorder_service import planning; from headrace.reorder_service.nodes import snapshots; planning.warm_up(); snapshots.warm_up()"
+	@touch $@
+
+# The nursery of the tests imports whatever commands import, which writes its bytecode, and loads the compiled planner. To compile
+# all that is installed takes four times as long: most of it nobody imports.
+$(VENV)/.compiled: $(VENV)/.installed
+	@echo "compiling the planner (a minute or two)"
+	@$(BIN)/python -m tests.nursery.commands < /dev/null
 	@touch $@
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
+# Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
+PLUGINS := xdist pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin
+PYTEST := $(BIN)/pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
+
 # What fails is tried twice more, and is named at the end: on a machine that others use, too, a process can stand still for seconds.
-# A test that needed it is to be mended all the same. What pytest makes of asserts, in tests and in hypothesis, is kept for the next
-# process, also where PYTHONDONTWRITEBYTECODE is set: it takes each one 20 seconds.
+# A test that needed it is to be mended all the same.
 test: setup lint  ## the suite; what is left out for its time is in test-slow
-	@env -u PYTHONDONTWRITEBYTECODE $(BIN)/pytest -n 2 --dist loadfile --reruns 2 --reruns-delay 1 -rfER
+	@$(PYTEST) -n 2 --dist loadfile --reruns 2 --reruns-delay 1 -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
-	@$(BIN)/pytest -n 2 --dist loadfile -m slow
+	@$(PYTEST) -n 2 --dist loadfile -m slow
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
 # preprocessor does: it is installed first, and works with the newer one, of which pip warns.
@@ -56,30 +67,39 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
 unit: setup  ## the fast tests only
-	@$(BIN)/pytest -n 2 --dist loadfile tests/unit tests/architecture
+	@$(PYTEST) -n 2 --dist loadfile tests/unit tests/architecture
 
-lint: setup  ## style, types and layers
+lint: style types layers  ## style, types and layers
+
+style: $(VENV)/.installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed
 	@$(BIN)/mypy
+
+layers: $(VENV)/.installed
 	@$(BIN)/lint-imports --no-logo
 
 format: setup  ## rewrite the sources in the project's style
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-AUDIT := .venv-audit
-audit: setup  ## look what is pinned up among known vulnerabilities, and list all that is installed in build/sbom.json (CycloneDX; a minute)
-	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit cyclonedx-bom; }
+sbom: setup  ## list all that is installed in build/sbom.json (CycloneDX; half a minute)
 	@mkdir -p build
-	@$(AUDIT)/bin/cyclonedx-py environment --pyproject pyproject.toml --of JSON --output-file build/sbom.json $(BIN)/python
+	@$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --of JSON --output-file build/sbom.json $(BIN)/python
 	@$(BIN)/python -c "import json; print(len(json.load(open('build/sbom.json'))['components']), 'packages in build/sbom.json')"
+
+AUDIT := .venv-audit
+audit: sbom  ## the same, and look what is pinned up among known vulnerabilities, which needs the network (a minute)
+	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit; }
 	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
 compose-test: setup  ## prove compose.yaml on a real container engine
 	@$(BIN)/python docker/compose_test.py
 
 bench-planning: setup  ## measure the planner: one table of ours, published or peer, ratio, goal (about four minutes)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt prtpy || true
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning
 
 bench-transport: setup  ## measure payload from process to process, beside a raw socket and a memcpy (under a minute)
@@ -156,4 +176,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo audit test test-slow test-integrations unit lint format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit test test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

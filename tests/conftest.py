@@ -12,19 +12,25 @@ import signal
 import socket
 
 import pytest
-from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; there is a worker for each processor
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-
-import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
-
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, which children would inherit
-settings.register_profile("headrace", derandomize=True, deadline=None)
-settings.load_profile("headrace")
 multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.verify.processes"])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Import what a process needs that runs tests: not the one that deals them out to others, which would take seconds for it."""
+    if getattr(config.option, "numprocesses", None):
+        return
+    from hypothesis import settings
+
+    import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
+
+    settings.register_profile("headrace", derandomize=True, deadline=None)
+    settings.load_profile("headrace")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -11,10 +11,10 @@ from time import perf_counter
 
 import numpy as np
 
-from benchmarks.orchestrate.disttrain_models import counted_unit
 from benchmarks.planning.inputs import FAMILIES, OMNI, SEED, Family
 from benchmarks.report import Row, Section, at_least, at_most
 from benchmarks.timing import progress
+from headrace.cli.experiment.disttrain_models import counted_unit
 from headrace.model_shape import AUDIO_SHAPES, LLM_SHAPES, VISION_SHAPES
 from headrace.plan import LLM
 from headrace.reorder_service.planning.orchestration.candidate import Candidate

@@ -122,7 +122,7 @@ def _first_plan_section(repetitions: int) -> Section:
 
 def _partition_section() -> Section:
     """Plain number partitioning, where a package exists: 1,920 costs into 160 bins."""
-    import prtpy  # type: ignore[import-untyped]
+    import prtpy
 
     costs = resampled(SYNTHCHART.table(), 1_920, SEED).costs["llm"]
     bins = 160

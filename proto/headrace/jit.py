@@ -15,6 +15,7 @@ import numba
 log = logging.getLogger(__name__)
 
 _config: Any = numba.config  # untyped, because numba sets its attributes at run time
+_unliteral: Any = numba.types.unliteral
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,7 +35,23 @@ def kernel(function: Function) -> Function:
 
 
 def _compiled(function: Function, *, cache: bool) -> Function:
-    return cast(Function, numba.njit(cache=cache, nogil=True, fastmath=False)(function))
+    compiled = numba.njit(cache=cache, nogil=True, fastmath=False)(function)
+    if hasattr(compiled, "get_call_template"):  # not where NUMBA_DISABLE_JIT is set
+        _take_constants_as_variables(compiled)
+    return cast(Function, compiled)
+
+
+def _take_constants_as_variables(dispatcher: Any) -> None:
+    """Have other kernels call this one with the type `int64`, where numba takes a constant to be of a type of its own.
+
+    It would compile a variant for the constant 0 that a loop's variable begins with, and never call it: a tenth of all.
+    """
+    resolve = dispatcher.get_call_template
+
+    def resolve_unliteral(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        return resolve(tuple(map(_unliteral, args)), {name: _unliteral(kind) for name, kind in kws.items()})
+
+    dispatcher.get_call_template = resolve_unliteral
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -31,10 +32,16 @@ PUBLIC = {
 }
 
 
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def imported_modules(path: Path) -> set[str]:
     """What a file imports, at its head or in a function: modules, and with `from package import name` also `package.name`."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -66,11 +73,13 @@ def test_the_public_names_are_these(module: str) -> None:
     assert all(hasattr(loaded, name) for name in PUBLIC[module])
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_file_has_a_docstring_and_fits_on_a_few_screens(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
-    assert ast.get_docstring(ast.parse(text)), "says what it is for, and what it does not know"
+def test_every_file_fits_on_a_few_screens() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_every_file_says_what_it_is_for_and_what_it_does_not_know() -> None:
+    assert [str(path.relative_to(ROOT)) for path in SOURCES if not ast.get_docstring(tree(path))] == []
 
 
 def module_name(path: Path) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from headrace.child_process import with_parent_death_signal
+from tests.nursery.nursery import Forked
 
 RETRY_S = 0.3  # pause before a process that has ended by itself is started again: what it needs may be away
 
@@ -65,7 +66,7 @@ class Standing:
         self.baseline: Footprint | None = None
         self._ended_s: float | None = None
 
-    def _launch(self, log: IO[bytes]) -> subprocess.Popen[Any]:
+    def _launch(self, log: IO[bytes]) -> subprocess.Popen[Any] | Forked:
         command = with_parent_death_signal(self._command, signal.SIGKILL)
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 

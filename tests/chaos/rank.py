@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,32 +17,40 @@ from headrace import trainer
 from headrace.errors import HeadraceError
 from headrace.observability.logs import configure_logging
 
+Hear = Callable[[], Any]
+"""() -> what it is told next; None: nothing any more."""
+Say = Callable[..., None]
 
-def main(endpoint: str, rank: int, num_ranks: int) -> None:
-    """Jobs, one after the other, until stdin ends."""
+
+def main(endpoint: str, rank: int, num_ranks: int, hear: Hear, say: Say) -> None:
+    """Jobs, one after the other, until there is nothing more to hear."""
     configure_logging("rank")
     torch.set_num_threads(1)
-    while order := sys.stdin.readline():
-        request = json.loads(order)
+    while (request := hear()) is not None:
         if request is True:  # of a job that has failed here since
             continue
         try:
-            _consume(endpoint, rank, num_ranks, **request)
+            _consume(endpoint, rank, num_ranks, hear, say, **request)
         except HeadraceError as err:
-            _say(job=request["job"], error=f"{type(err).__name__}: {err}")
+            say(job=request["job"], error=f"{type(err).__name__}: {err}")
 
 
-def _consume(endpoint: str, rank: int, num_ranks: int, job: str, transport: str) -> None:
+def _consume(endpoint: str, rank: int, num_ranks: int, hear: Hear, say: Say, *, job: str, transport: str) -> None:
     options: dict[str, Any] = {"transports": (transport,), "prefetch_parts": 2}  # little lies ready: what breaks is felt
     with trainer.connect(endpoint, job=job, rank=rank, num_ranks=num_ranks, **options) as loader:
         for step in loader:
             ids = [i for microbatch in step for i in microbatch.data.sample_ids.tolist()]
-            _say(job=job, fetched=step.index, sample_ids=ids)
-            if not sys.stdin.readline():
+            say(job=job, fetched=step.index, sample_ids=ids)
+            if hear() is None:
                 return
             loader.commit(step, loss=float(step.index))
-            _say(job=job, committed=step.index)
-    _say(job=job, ended=True)
+            say(job=job, committed=step.index)
+    say(job=job, ended=True)
+
+
+def _hear() -> Any:
+    line = sys.stdin.readline()
+    return json.loads(line) if line else None
 
 
 def _say(**message: Any) -> None:
@@ -49,4 +58,4 @@ def _say(**message: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), _hear, _say)

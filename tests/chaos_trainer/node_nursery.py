@@ -1,4 +1,4 @@
-"""Forks the nodes of a case, with the faults that may strike them: `python -m tests.chaos_trainer.node_nursery`."""
+"""Forks the nodes of a case, with the faults that may strike them, and services: `python -m tests.chaos_trainer.node_nursery`."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from headrace.cli import main as command
 from headrace.cli.run import node_processes
 from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
-from tests.nursery.commands import prepare
+from tests.nursery import commands
 from tests.nursery.forking import POLL_S, die_with_parent, leave, serve
+
+TORN_DOWN = ("n0", "n1")
+"""Undisturbed nodes that end as a user's do, of an encoder and of an LLM: they free all that the nursery has imported, which
+takes longer than a step."""
 
 
 class _Process:
@@ -40,8 +44,13 @@ class _Process:
             time.sleep(POLL_S)
 
 
-def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
-    """In the child: a process that is a node, or that forks the processes of one."""
+def _run(**order: Any) -> int:
+    """In the child: a node, or a service as a nursery of commands has it."""
+    return _node(**order) if "node" in order else commands.run(**order)
+
+
+def _node(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+    """A process that is a node, or that forks the processes of one."""
     leave(Path(folder, f"{node}.log"))
     faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     strikes = Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader)
@@ -60,11 +69,11 @@ def _run(node: str, arguments: list[str], folder: str, leader: int, faults: list
     node_processes.start_process = start_process  # type: ignore[assignment]
     install(strikes)
     code = command.main(["train", *arguments])
-    if not faults:  # an undisturbed node tears down all that the nursery has imported, which takes longer than a step
+    if not faults and node in TORN_DOWN:
         sys.exit(code)
     return code
 
 
 if __name__ == "__main__":
-    prepare()
+    commands.prepare()
     sys.exit(serve(_run))

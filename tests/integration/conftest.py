@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from headrace.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec, parse_spec
-from tests.nursery.nursery import Forked, Nursery
+from tests.nursery.forked_commands import HOOK, ForkedCommands
 from tests.redis_server import RedisServer
 from tests.wire import free_ports
 
@@ -139,28 +140,30 @@ class Cluster:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
     """Services and trainers are forks of a process that has imported what they import, which takes them seconds each. Those with
     variables of the environment that are read at an import are started as ever, as are all of a test that sets a PYTHONPATH."""
-    nurseries: list[Nursery] = []
+    forked = ForkedCommands(tmp_path_factory.mktemp("nursery"))
     start_command = processes.start_command
     read_late = processes.torchrun_environments(1, 1)[0].keys()
     path = os.environ.get("PYTHONPATH")
 
     def fork(arguments: Sequence[str], log: Path, environment: Mapping[str, str], prefix: Sequence[str]) -> Any:
-        is_late = all(name in read_late or name.startswith("HEADRACE_") for name in environment)
+        is_late = HOOK in environment or all(name in read_late or name.startswith("HEADRACE_") for name in environment)
         if prefix or not is_late or os.environ.get("PYTHONPATH") != path:
             return start_command(arguments, log, environment, prefix)
-        if not nurseries:
-            nurseries.append(Nursery("tests.nursery.commands", tmp_path_factory.mktemp("nursery") / "nursery.log"))
-        order = {"arguments": [*arguments], "log": str(log.absolute()), "environment": {**os.environ, **environment}}
-        return Forked(nurseries[0], nurseries[0].fork(**order, folder=str(Path.cwd())))
+        return forked.start(arguments, log, environment)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start_command", fork)
-        yield
-    for nursery in nurseries:
-        nursery.close()
+        yield forked
+    forked.close()
+
+
+@pytest.fixture
+def headrace(forked_commands: ForkedCommands) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """(*arguments, timeout_s) -> what becomes of a user's `headrace` command, and what it says: a fork too."""
+    return forked_commands.run
 
 
 @pytest.fixture

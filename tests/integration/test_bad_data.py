@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -84,7 +82,7 @@ def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fi
 
 
 @pytest.mark.slow
-def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, tmp_path: Path) -> None:
+def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(headrace, calm, spec, tmp_path: Path) -> None:
     """Lone surrogates in a value, in a field's name and in a turn; names of members that clear the screen and begin a line."""
     texts, members = tmp_path / "lines", tmp_path / "members"
     texts.mkdir()
@@ -118,9 +116,7 @@ def test_what_records_hold_cannot_fail_a_job_or_command_a_terminal(calm, spec, t
         ["replay", job, bad, "--endpoint", calm.endpoint],
         ["inspect", str(members), "--out", str(tmp_path / "out")],
     ):
-        shown = subprocess.run(
-            [sys.executable, "-m", "headrace.cli", *command], capture_output=True, text=True, timeout=100, check=False
-        )
+        shown = headrace(*command)
         assert "cleared" in shown.stdout or command[0] == "inspect"  # which shows the first few
         assert not [c for c in shown.stdout + shown.stderr if not (c.isprintable() or c == "\n")]
     logged = "".join(process.log.read_text() for process in (calm.reorder, *calm.preprocessors))

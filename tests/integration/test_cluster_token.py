@@ -24,14 +24,8 @@ pytestmark = pytest.mark.integration
 SECOND = "the-second-token-of-trainers"
 
 
-def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "headrace.cli", *arguments], capture_output=True, text=True, timeout=100, check=False
-    )
-
-
 @pytest.mark.parametrize("service", [["reorder"], ["preprocessor", "--reorder", "127.0.0.1:1"]], ids=lambda value: value[0])
-def test_no_service_is_open_to_the_network_unasked(service: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_service_is_open_to_the_network_unasked(headrace, service: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     monkeypatch.delenv(TOKEN_FILE, raising=False)
     result = headrace(*service, "--listen", "0.0.0.0:0")
@@ -75,7 +69,7 @@ def test_who_starts_before_the_token_is_made_waits_for_its_file(arguments: list[
 
 
 def test_a_job_in_a_cluster_with_a_secret(
-    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headrace, cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = undisturbed(3)  # by services without one, on the loopback interface
     monkeypatch.delenv(TOKEN, raising=False)
@@ -114,7 +108,7 @@ def test_a_job_in_a_cluster_with_a_secret(
 
 
 def test_a_job_in_a_cluster_with_roles(
-    cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    headrace, cluster: Any, spec: Any, undisturbed: Callable[[int], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each process has the token of its role, which changes while the service runs."""
     expected = undisturbed(3)

@@ -28,12 +28,6 @@ DEMO_PROCESSES = 7  # reorder service and its store, two preprocessors, three tr
 QUICK = ["--steps", "3", "--global-batch", "8"]
 
 
-def headrace(*arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "headrace.cli", *arguments], capture_output=True, text=True, timeout=timeout_s, check=False
-    )
-
-
 def descendants(pid: int) -> set[int]:
     """Processes that `pid` started, and those that they started, as long as they live."""
     found: set[int] = set()
@@ -78,6 +72,7 @@ def demo_summary(tmp_path_factory) -> dict:
     return json.loads(said.getvalue())
 
 
+@pytest.mark.timeout(300)  # seven processes: beside others that take both cores they have needed more than two minutes
 def test_the_demo_prints_one_json_object_and_draws_a_picture(demo_summary: dict) -> None:
     assert demo_summary["steps"] == 3
     assert demo_summary["samples"] == 24
@@ -121,7 +116,7 @@ def test_a_killed_demo_leaves_nobody_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
+def test_the_demo_names_what_it_refuses(headrace, tmp_path: Path) -> None:
     data = tmp_path / "mine"
     data.mkdir()
     for name in ("good", "one_bad_of_three"):
@@ -136,7 +131,7 @@ def test_the_demo_names_what_it_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(tmp_path: Path) -> None:
+def test_a_demo_in_which_nothing_is_good_fails_and_spares_what_is_not_its_own(headrace, tmp_path: Path) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     out.mkdir()
@@ -189,7 +184,7 @@ def test_what_the_user_can_fix_is_one_sentence_and_exit_code_2(arguments: list[s
     assert sentence in said
 
 
-def test_what_the_user_can_fix_is_said_on_standard_error_and_nothing_on_standard_output(tmp_path: Path) -> None:
+def test_what_the_user_can_fix_is_said_on_standard_error_and_nothing_on_standard_output(headrace, tmp_path: Path) -> None:
     result = headrace("demo", "--replicas", "0", "--out", str(tmp_path / "out"))
     assert (result.returncode, result.stdout) == (2, "")
     assert "topology.replicas" in result.stderr
@@ -197,7 +192,7 @@ def test_what_the_user_can_fix_is_said_on_standard_error_and_nothing_on_standard
 
 
 @pytest.mark.slow
-def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -> None:
+def test_an_empty_folder_and_a_busy_port_are_told_too(headrace, cluster, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     result = headrace("demo", str(empty), "--out", str(tmp_path / "out"))
@@ -220,7 +215,7 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(cluster, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
+def test_a_trainer_of_a_job_that_was_done_before_says_so(headrace, calm, spec) -> None:
     job = calm.submit(spec("done-before", steps=1))
     calm.consume(job)
     result = headrace("train", "--endpoint", calm.endpoint, "--job", job, "--format", "json")
@@ -229,7 +224,9 @@ def test_a_trainer_of_a_job_that_was_done_before_says_so(calm, spec) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_fit_into_a_narrow_terminal_and_nothing_unknown_is_shown_as_a_figure(cluster, spec, tmp_path: Path) -> None:
+def test_jobs_fit_into_a_narrow_terminal_and_nothing_unknown_is_shown_as_a_figure(
+    headrace, cluster, spec, tmp_path: Path
+) -> None:
     cluster.start_reorder()
     cluster.submit(spec("mine"))
     listed = headrace("job", "list", "--endpoint", cluster.endpoint)
@@ -243,7 +240,9 @@ def test_jobs_fit_into_a_narrow_terminal_and_nothing_unknown_is_shown_as_a_figur
     headrace("job", "pause", "mine", "--endpoint", cluster.endpoint)
 
 
-def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_submitted_listed_shown_and_cancelled(
+    headrace, cluster, spec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cluster.start_reorder()
     endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
     path = tmp_path / "job.yaml"
@@ -277,7 +276,7 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(cluster, spec, tmp_path: 
 
 
 @pytest.mark.slow
-def test_jobs_are_deleted_once_they_are_over_and_their_names_are_free(cluster, spec, tmp_path: Path) -> None:
+def test_jobs_are_deleted_once_they_are_over_and_their_names_are_free(headrace, cluster, spec, tmp_path: Path) -> None:
     cluster.start_reorder()
     endpoint = ["--endpoint", cluster.endpoint, "--format", "json"]
     for name in ("first", "second", "third"):
@@ -296,7 +295,7 @@ def test_jobs_are_deleted_once_they_are_over_and_their_names_are_free(cluster, s
     assert cluster.submit(spec("first", seed=7)) == "first"
 
 
-def test_the_store_may_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_may_be_named_by_the_environment(headrace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its URL may hold a password, and every user of a machine reads its command lines."""
     monkeypatch.setenv("HEADRACE_STORE", "redis://:s3cretpassword@127.0.0.1:1/0")
     result = headrace("reorder", "--listen", "127.0.0.1:0")

@@ -12,27 +12,27 @@ from typing import Any
 import pytest
 
 from headrace.processes import Process
+from tests.nursery.forked_commands import HOOK
 
 pytestmark = pytest.mark.integration
 
 DEADLY = "deadly"
-HOOK = f"""
-import os, signal, sys
-if "preprocessor" in sys.argv:  # not for what it starts
-    from headrace.preprocessor import decoding, job_work
+DYING = f"""
+import os, signal
+from headrace.preprocessor import decoding, job_work
 
-    def dies(of, what):
-        def method(*arguments, **named):
-            if "{DEADLY}" in repr(arguments):
-                os.kill(os.getpid(), signal.SIGKILL)  # as a kernel without memory does
-            return what(*arguments, **named)
-        setattr(of, what.__name__, method)
+def dies(of, what):
+    def method(*arguments, **named):
+        if "{DEADLY}" in repr(arguments):
+            os.kill(os.getpid(), signal.SIGKILL)  # as a kernel without memory does
+        return what(*arguments, **named)
+    setattr(of, what.__name__, method)
 
-    stage = os.environ["DIES_OF"]
-    if stage == "index":
-        dies(job_work, job_work.open_shard)
-    else:
-        dies(decoding.SampleProcessor, getattr(decoding.SampleProcessor, stage))
+stage = os.environ["DIES_OF"]
+if stage == "index":
+    dies(job_work, job_work.open_shard)
+else:
+    dies(decoding.SampleProcessor, getattr(decoding.SampleProcessor, stage))
 """
 
 
@@ -43,10 +43,9 @@ def fragile(cluster: Any, tmp_path: Path) -> Any:
     threads = []
 
     def start(stage: str) -> list[int]:
-        hook = tmp_path / "hook"
-        hook.mkdir()
-        (hook / "sitecustomize.py").write_text(HOOK)
-        environment = {"PYTHONPATH": str(hook), "DIES_OF": stage}
+        hook = tmp_path / "dying.py"
+        hook.write_text(DYING)
+        environment = {HOOK: str(hook), "DIES_OF": stage}
         arguments = ["preprocessor", "--reorder", cluster.endpoint, "--threads", "1", "--budget-mib", "64"]
         processes = [Process("preprocessor", arguments, tmp_path / f"fragile-{n}.log", environment) for n in range(2)]
         deaths = [0]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from headrace import trainer
 from headrace.cli.main import EXIT_USER_ERROR
 from headrace.errors import NotFoundError, UserError
 from headrace.trainer.loading.relay import is_relayed, num_callers
+from tests.chaos.rank import main as be_rank
 
 pytestmark = pytest.mark.integration
 
@@ -27,40 +31,52 @@ RELAYING = "relaying for the ranks of this host"
 NUM_RANKS = 3
 
 
+def run_rank(pipe: Connection, endpoint: str, rank: int, log: str, environment: dict[str, str]) -> None:
+    """In a fork of a process that has imported torch: that rank, which hears and speaks by the pipe."""
+    os.environ.update(environment)
+    tempfile.tempdir = None  # as was found in another environment
+    os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+
+    def say(**message: Any) -> None:
+        pipe.send(message)
+
+    be_rank(endpoint, rank, NUM_RANKS, pipe.recv, say)
+
+
 class Rank:
-    """A process of tests.chaos.rank."""
+    """A process of tests.chaos.rank. It has the environment of this process."""
 
     def __init__(self, endpoint: str, job: str, rank: int, log: Path) -> None:
         self.rank, self.log = rank, log
-        command = [sys.executable, "-m", "tests.chaos.rank", endpoint, str(rank), str(NUM_RANKS)]
-        with log.open("a") as errors:
-            self._popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True)
-        self._say({"job": job, "transport": "flight"})
-
-    def _say(self, message: object) -> None:
-        assert self._popen.stdin is not None
-        self._popen.stdin.write(json.dumps(message) + "\n")
-        self._popen.stdin.flush()
+        log.touch()
+        context = multiprocessing.get_context("forkserver")
+        self._pipe, its = context.Pipe()
+        arguments = (its, endpoint, rank, str(log), dict(os.environ))
+        self._process = context.Process(target=run_rank, args=arguments, daemon=True)
+        self._process.start()
+        its.close()
+        self._pipe.send({"job": job, "transport": "flight"})
 
     def hear(self) -> dict[str, Any]:
-        assert self._popen.stdout is not None
-        said: dict[str, Any] = json.loads(self._popen.stdout.readline())
+        said: dict[str, Any] = self._pipe.recv()
         assert "error" not in said, said
         return said
 
     def commit(self) -> None:
-        self._say(True)
+        self._pipe.send(True)
 
     @property
     def is_relay(self) -> bool:
         return RELAYING in self.log.read_text()
 
     def send(self, sent: signal.Signals) -> None:
-        os.kill(self._popen.pid, sent)
+        assert self._process.pid is not None
+        os.kill(self._process.pid, sent)
 
     def end(self) -> None:
-        self._popen.kill()
-        self._popen.communicate()
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
 
 
 @pytest.fixture
@@ -74,7 +90,13 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def start(temporary: Path, tmp_path: Path) -> Iterator[Callable[..., Rank]]:
+def forking() -> None:
+    """What forks is there before a test changes the environment and the temporary folder, which later tests do not have."""
+    forkserver.ensure_running()
+
+
+@pytest.fixture
+def start(forking: None, temporary: Path, tmp_path: Path) -> Iterator[Callable[..., Rank]]:
     """Starts a rank of that host."""
     ranks: list[Rank] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -14,6 +15,7 @@ from headrace.cli import main as command
 from headrace.reorder_service import planning
 from headrace.reorder_service.nodes import snapshots
 from headrace.trainer.train_step import make_optimizer
+from tests.nursery.forked_commands import HOOK
 from tests.nursery.forking import leave, serve
 
 LATER = (
@@ -47,15 +49,18 @@ def prepare() -> None:
     make_optimizer(nn.Linear(1, 1).parameters())  # imports as much as everything else
 
 
-def _run(arguments: Sequence[str], folder: str, log: str, environment: Mapping[str, str]) -> int:
-    leave(Path(log))
+def run(arguments: Sequence[str], folder: str, log: str, environment: Mapping[str, str], errors: str = "") -> int:
+    """In a fork: be that command, in that folder. errors: a file for what it writes to stderr; none: `log`."""
+    leave(Path(log), Path(errors) if errors else None)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # as PYTHONUNBUFFERED has it
+    if hook := environment.get(HOOK):
+        runpy.run_path(hook)
     return command.main([*arguments])
 
 
 if __name__ == "__main__":
     prepare()
-    sys.exit(serve(_run))
+    sys.exit(serve(run))

@@ -68,13 +68,15 @@ def _say(**message: Any) -> None:
     os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def leave(log: Path) -> None:
-    """In a fork: have a session of its own, nothing to read, and all output in `log`; end with the nursery."""
+def leave(log: Path, errors: Path | None = None) -> None:
+    """In a fork: have a session of its own, nothing to read, and all output in `log`; end with the nursery.
+
+    errors: for what it writes to stderr; None: `log` too.
+    """
     die_with_parent()
     os.setsid()
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for standard in (1, 2):
-        os.dup2(descriptor, standard)
+    for standard, path in ((1, log), (2, errors or log)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), standard)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 

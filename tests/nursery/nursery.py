@@ -16,7 +16,7 @@ from typing import Any
 
 from headrace.child_process import with_parent_death_signal
 
-START_TIMEOUT_S = 100.0
+START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner
 
 
 class Nursery:
@@ -101,13 +101,17 @@ class Forked:
     def poll(self) -> int | None:
         return self._nursery.code(self.pid)
 
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
     def terminate(self) -> None:
-        self._send(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        self._send(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def _send(self, sent: signal.Signals) -> None:
+    def send_signal(self, sent: signal.Signals) -> None:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended, which the nursery has not said yet
                 os.kill(self.pid, sent)

@@ -16,6 +16,14 @@ from headrace.jit import kernel
 @kernel
 def double(x):
     return 2 * x
+
+@kernel
+def doubled_below(count):
+    total, first = 0, 0
+    for i in range(count):
+        total += double(first) + double(5)
+        first += 1
+    return total
 """
 RUN = "import loops; print(loops.double(21), sum(loops.double.stats.cache_hits.values()))"
 WITHOUT_OVERRIDE = ["setpriv", "--bounding-set", "-dac_override"] if os.geteuid() == 0 else []
@@ -38,6 +46,12 @@ def run(installed: Path, **environment: str) -> subprocess.CompletedProcess[str]
     clean |= {"HOME": str(installed)} | environment
     command = [*WITHOUT_OVERRIDE, sys.executable, "-B", "-c", RUN]
     return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=installed, env=clean)
+
+
+def test_constants_make_no_variants(installed: Path) -> None:
+    code = "import loops; print(loops.doubled_below(3), [str(kinds) for kinds in loops.double.signatures])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=installed)
+    assert done.stdout == "36 ['(int64,)']\n", done.stderr
 
 
 def make_read_only(folder: Path) -> None:

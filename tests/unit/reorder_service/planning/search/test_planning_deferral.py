@@ -24,6 +24,7 @@ seeds = st.integers(0, 2**32)
 def choose(weights: list[float] | np.ndarray, span: float, target: float) -> tuple[list[int], float]:
     """Positions and sum of the samples to defer."""
     array, table = np.asarray(weights, np.float64), np.empty((MOST_ITEMS + 1, CELLS), np.bool_)
+    span, target = float(span), float(target)  # kernels are compiled for each type
     taken, total = closest_subset(array, span, reachable_sums(array, span, table), table, target)
     assert total == pytest.approx(array[taken].sum())
     return np.flatnonzero(taken).tolist(), float(total)

@@ -194,7 +194,7 @@ def test_the_stratified_assignment_equals_its_slow_twin(sizes: list[int], count:
     encoder, llm = rng.integers(0, 9, (2, sum(sizes))).astype(np.float64)
     encoder[: sizes[0]] *= rng.integers(0, 2)
     used = np.minimum(effective_counts(encoder, starts, count) + rng.integers(0, 3, len(sizes)), sizes)
-    microbatch = stratify(encoder, llm, starts, used, quantile)
+    microbatch = stratify(encoder, llm, starts, used, float(quantile))
     for r in range(len(sizes)):
         mine = slice(starts[r], starts[r + 1])
         expected = slow_stratify(encoder[mine].tolist(), llm[mine].tolist(), int(used[r]), quantile)
