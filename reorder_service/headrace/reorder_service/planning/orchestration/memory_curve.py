@@ -18,8 +18,10 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.demand import Demand
+from headrace.reorder_service.planning.orchestration.estimate import memory_bytes
 from headrace.reorder_service.planning.orchestration.judge import Simulated, room_bytes
 from headrace.reorder_service.planning.orchestration.judgement import RankMemory
+from headrace.reorder_service.planning.orchestration.shared_memory_curve import held_on_shared_ranks, host_stages
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import Timeline, timeline
 from headrace.reorder_service.planning.simulation.work import Work
@@ -59,13 +61,12 @@ class MemoryCurve:
 def memory_curves(demand: Demand, candidate: Candidate, step: Simulated, ranks: Sequence[RankMemory]) -> tuple[MemoryCurve, ...]:
     """Return the curve of every stage of a candidate, in pipeline order, over a global batch that was simulated on it.
 
-    ranks: what the judge says of the candidate's stages, of which the state is taken. Empty for placements whose timeline this
-    does not know: those whose units share the GPUs of pipelines.
+    ranks: what the judge says of the candidate's stages, of which the state is taken.
     """
     if candidate.placement == "colocated" and candidate.grids[LLM].pp == 1 and len(ranks) == 1:
         return (_of_rank(step, ranks[0]),)
-    if candidate.placement != "disaggregated":
-        return ()
+    if candidate.sharing is not None:
+        return _on_shared_ranks(demand, candidate, step, ranks)
     work = _work_of(demand, candidate, step)
     actions = timeline(work)
     units = [unit for unit, grid in candidate.grids.items() for _ in range(grid.pp)]
@@ -106,6 +107,24 @@ def _of_stage(
         ((first_s, rank.gradients), (last_s, rank.gradients / candidate.grids[unit].dp)),
         step_s,
     )
+
+
+def _on_shared_ranks(
+    demand: Demand, candidate: Candidate, step: Simulated, ranks: Sequence[RankMemory]
+) -> tuple[MemoryCurve, ...]:
+    """Return the curves where encoders share the LLM's GPUs: gradients of each unit come with its own first backward there."""
+    sizes = {unit: of.gradients for unit, of in memory_bytes(demand, candidate).items()}
+    found = []
+    for rank, held in zip(ranks, held_on_shared_ranks(candidate, step, host_stages(candidate)), strict=True):
+        changes = [(first_s, sizes[unit]) for unit, first_s, _ in held.gradients]
+        changes += [
+            (max(first_s, last_s), sizes[unit] / candidate.grids[unit].dp - sizes[unit])
+            for unit, first_s, last_s in held.gradients
+        ]
+        begin_s, amounts = np.array(sorted(changes)).T
+        gradients = list(zip(begin_s.tolist(), np.cumsum(amounts).tolist(), strict=True))
+        found.append(_curve(rank, held.replica, held.times_s, held.held, gradients, step.step_s))
+    return tuple(found)
 
 
 def _of_rank(step: Simulated, rank: RankMemory) -> MemoryCurve:

@@ -1,10 +1,12 @@
 """What a GPU holds over a step reaches what the judge says of its stage, and comes and goes with its actions."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
-from headrace.reorder_service.planning.orchestration.demand import Demand
+from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, simulated
 from headrace.reorder_service.planning.orchestration.judgement import Judgement
 from headrace.reorder_service.planning.orchestration.memory_curve import MemoryCurve, memory_curves
@@ -29,6 +31,14 @@ def candidate(vision: tuple[int, int], llm: tuple[int, int], microbatches: int, 
     """Replicas and stages of both."""
     grids = {unit: UnitGrid(dp=dp, tp=1, pp=pp) for unit, (dp, pp) in {"vision": vision, "llm": llm}.items()}
     return Candidate(search="test", grids=grids, microbatches=microbatches, placement=placement)
+
+
+def _sliced(unit: UnitDemand) -> dict[str, object]:
+    """The same times and activations on two slices, halved."""
+    return {
+        "forward_s": {1: unit.forward_s[1], 2: unit.forward_s[1] / 2},
+        "kept_bytes": {1: unit.kept_bytes[1], 2: unit.kept_bytes[1] / 2},
+    }
 
 
 def curves_of(demand: Demand, one: Candidate, strategy: str = "disttrain") -> tuple[Judgement, tuple[MemoryCurve, ...]]:
@@ -108,3 +118,19 @@ def test_colocated_ranks_hold_a_microbatch_at_a_time() -> None:
     assert curve.activations[-1] == pytest.approx(0.0, abs=1.0)
     emptied = curve.activations[1:-1] < 1.0
     assert emptied.any(), "between the microbatches nothing is held"
+
+
+@pytest.mark.parametrize("placement", ["encoders-first", "nested"])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_gpus_that_encoders_share_hold_what_the_judge_says_at_most(placement: str, slices: int) -> None:
+    demand = replace(demand_of(), units=tuple(replace(unit, **_sliced(unit)) for unit in demand_of().units))
+    one = candidate((4 * slices, 1), (2, 2), 4, placement=placement)
+    one = replace(one, grids={**one.grids, "llm": replace(one.grids["llm"], tp=slices)})
+    judged, curves = curves_of(demand, one)
+    assert [(curve.unit, curve.stage) for curve in curves] == [(rank.unit, rank.stage) for rank in judged.ranks]
+    for curve, rank in zip(curves, judged.ranks, strict=True):
+        assert curve.activations.max() == pytest.approx(rank.activations)
+        assert curve.gradients.max() <= rank.gradients * (1 + 1e-9)
+        assert curve.peak <= rank.total * (1 + 1e-9)
+        assert curve.activations[-1] == pytest.approx(0.0, abs=1.0)
+        assert (curve.time_s[0], curve.time_s[-1]) == (0.0, judged.step_s)
