@@ -196,9 +196,7 @@ def _aware_section() -> Section:
 
 def _of_stages(demand: Demand, is_aware: bool) -> Candidate:
     seconds = [demand.step_s(unit, SLICES) if is_aware else float(unit.forward_s[SLICES].mean()) for unit in demand.units]
-    curves = [
-        whole * time_share(unit, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)
-    ]
+    curves = [whole * time_share(unit, np.arange(1, unit.layers + 1)) for whole, unit in zip(seconds, demand.units, strict=True)]
     stages = zip(demand.unit_names, divide(curves, GPUS // SLICES), strict=True)
     grids = {name: UnitGrid(dp=1, tp=SLICES, pp=pp) for name, pp in stages}
     return Candidate(search="cornstarch", grids=grids, microbatches=GLOBAL_BATCH // MICROBATCH)
