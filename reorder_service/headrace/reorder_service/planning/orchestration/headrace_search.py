@@ -60,7 +60,7 @@ class Found:
 
     best: Judgement
     answers: Mapping[str, Judgement]
-    """Of the other searches, by name."""
+    """Of the other searches, by name. What exceeds the memory is judged by few of the batches, which suffice to see that."""
     alternatives: Sequence[Judgement]
     """The next best, at most ALTERNATIVES of them."""
     of_placements: Mapping[str, Judgement]
@@ -116,22 +116,25 @@ def search(
     final = [
         finished
         for rank, one in enumerate(compared)
-        if rank < _FINALISTS or _key(one.candidate) in answers_of_others
+        if one.fits and (rank < _FINALISTS or _key(one.candidate) in answers_of_others)
         for finished in _finished(demand, one, batches, strategies, seed, advance)
     ]
+    if not compared[0].fits:
+        final = compared[:1]
     if not final:
         raise ValueError(f"no plan of all {num_batches} batches can be run with schedule {demand.schedule!r}: take another")
     few = batches[: _COMPARED // fewer]
-    num_simulated += len(compared) * len(few) + len(final) * (num_batches - len(few))
+    num_simulated += len(compared) * len(few) + sum(one.steps_s.size - len(few) for one in final)
     final.sort(key=lambda one: one.key)
+    judged_on_all = {_key(one.candidate) for one in final}
     best = replace(final[0], candidate=replace(final[0].candidate, search=NAME))
-    by_key = {_key(one.candidate): one for one in final}
+    by_key = {_key(one.candidate): one for one in (*compared, *final)}
     answers = {
         name: replace(by_key[_key(candidate)], candidate=candidate)
         for name, candidate in others.items()
         if _key(candidate) in by_key
     }
-    rest = [*final[1:], *(one for one in compared if _key(one.candidate) not in by_key)]
+    rest = [*final[1:], *(one for one in compared if _key(one.candidate) not in judged_on_all)]
     rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
     of_placements: dict[str, Judgement] = {}
     for one in (best, *rest):
