@@ -78,7 +78,7 @@ def _disttrain(llm: str) -> ModelShape:
 
 def _cornstarch(sizes: str) -> ModelShape:
     """Return a model of Cornstarch, table 3.2, by its sizes of vision, audio and LLM, like SML."""
-    vision, audio, llm = sizes
+    vision, audio, llm = tuple(sizes)
     return ModelShape(vision=CORNSTARCH_VISION[vision], audio=CORNSTARCH_AUDIO[audio], llm=CORNSTARCH_LLMS[llm])
 
 
