@@ -15,7 +15,7 @@ from headrace.user_document import SpecSection, parse_json
 
 NESTED: Final = "nested"
 COLOCATED: Final = "colocated"
-Sharing = Literal["nested", "colocated"]
+SharingOrder = Literal["nested", "colocated"]
 """In which order a rank that several units share takes their actions. "nested": each unit's in the order of the schedule, which
 bounds its activations; whatever can run first, the LLM's in front of others, so that encoders run where the LLM would wait.
 "colocated": all forwards of encoders, then the LLM's actions, then the encoders' backwards, as trainers without a pipeline do."""
@@ -98,7 +98,7 @@ class ExecutionSpec(SpecSection):
     in_flight: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule. None: as many as a plan's activations leave within
     `memory_gib`, or no limit without it."""
-    sharing: Sharing = NESTED
+    sharing: SharingOrder = NESTED
     """In which order a rank takes the actions of units that share it (`on: llm`): "nested" runs encoders where the LLM would
     wait, "colocated" in front of the LLM and behind it."""
     correct_costs: bool = True
@@ -235,7 +235,7 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
         raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
 
 
-def check_sharing(units: Mapping[str, UnitExecution], sharing: Sharing, places: Mapping[str, int]) -> None:
+def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, places: Mapping[str, int]) -> None:
     """Raise ValueError where units cannot share ranks as they say.
 
     units: all of them. places: dp x tp x pp of each.

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from headrace.cli.planning import option_values
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, UnitExecution, check_sharing
-from headrace.execution_spec import Sharing as Order
+from headrace.execution_spec import NESTED, SharingOrder, UnitExecution, check_sharing
 from headrace.plan import LLM, Topology
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
     how.add_argument("--tp", default="", metavar="UNIT=N,...", help="slices of units, with --on-llm (default: 1 each)")
     how.add_argument(
         "--sharing",
-        choices=get_args(Order),
+        choices=get_args(SharingOrder),
         default=NESTED,
         help="with --on-llm, nested: encoders run where the LLM waits; colocated: in front of it and behind (default: nested)",
     )

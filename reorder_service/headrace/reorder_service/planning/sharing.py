@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import reduce
 from math import gcd
 
-from headrace.execution_spec import Sharing as Order
+from headrace.execution_spec import SharingOrder
 from headrace.plan import LLM
 
 
@@ -15,7 +15,7 @@ from headrace.plan import LLM
 class Sharing:
     """Which units run on the LLM's ranks, and how. Raises ValueError for guests without slices, or a guest that is the LLM."""
 
-    order: Order
+    order: SharingOrder
     slices: Mapping[str, int]
     """Tensor-parallel width of the LLM and of every guest."""
 

@@ -109,7 +109,7 @@ class Program:
                 for message in self.takes(action, portion):
                     if (of_sender := turns.get(message.sender)) is None:
                         unit, replica, stage = message.sender
-                        of_sender = _turns(*_shape(self._topology, self._routes, unit, replica), stage)
+                        of_sender = _turns(_shape(self._topology, self._routes, unit, replica), stage)
                         turns[message.sender] = of_sender
                     microbatch, chunk, within = self._sent_in(message, action)
                     turn = of_sender[message.kind, microbatch, chunk], within, message.number
@@ -172,11 +172,23 @@ def _numbers(microbatches: Iterable[int]) -> dict[int, list[int]]:
 
 def actions_of(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> Schedule:
     """Return the actions of each stage of one replica of a unit, in schedule order, with the plan's microbatch numbers."""
-    return _actions(*_shape(topology, routes, unit, replica))
+    return _actions(_shape(topology, routes, unit, replica))
 
 
-_Shape = tuple[str, tuple[tuple[str, int], ...], int, int | None, str, tuple[int, ...], bool, int]
-"""All that the actions of a replica of a unit follow from. It is the same for most replicas and most steps."""
+class _Shape(NamedTuple):
+    """All that the actions of a replica of a unit follow from. It is the same for most replicas and most steps."""
+
+    schedule: str
+    stages: tuple[tuple[str, int], ...]
+    """Number of stages of each unit, in pipeline order."""
+    chunks: int
+    in_flight: int | None
+    unit: str
+    occupied: tuple[int, ...]
+    """The microbatches that the replica runs."""
+    forwards_first: bool
+    """Whether all forwards come before everything else, as where encoders are colocated."""
+    pieces: int
 
 
 def _shape(topology: PipelineTopology, routes: Routes, unit: str, replica: int) -> _Shape:
@@ -184,40 +196,30 @@ def _shape(topology: PipelineTopology, routes: Routes, unit: str, replica: int) 
     occupied = routes.occupied(replica, in_step=topology.shards_weights)
     forwards_first = topology.sharing == COLOCATED and topology.units[unit].on is not None
     pieces = topology.units[unit].pieces
-    return topology.schedule, tuple(topology.stages.items()), topology.chunks, in_flight, unit, occupied, forwards_first, pieces
+    stages = tuple(topology.stages.items())
+    return _Shape(topology.schedule, stages, topology.chunks, in_flight, unit, occupied, forwards_first, pieces)
 
 
 @lru_cache(maxsize=256)
-def _actions(
-    name: str,
-    stages: tuple[tuple[str, int], ...],
-    chunks: int,
-    in_flight: int | None,
-    unit: str,
-    occupied: tuple[int, ...],
-    forwards_first: bool,
-    pieces: int,
-) -> Schedule:
-    units, sizes = zip(*stages, strict=True)
-    first = sum(sizes[: units.index(unit)])
-    schedule = _schedule(name, stages, len(occupied), chunks, in_flight)
-    of_unit = schedule[first : first + dict(stages)[unit]]
-    if forwards_first:
+def _actions(shape: _Shape) -> Schedule:
+    units, sizes = zip(*shape.stages, strict=True)
+    first = sum(sizes[: units.index(shape.unit)])
+    schedule = _schedule(shape.schedule, shape.stages, len(shape.occupied), shape.chunks, shape.in_flight)
+    of_unit = schedule[first : first + dict(shape.stages)[shape.unit]]
+    if shape.forwards_first:
         of_unit = tuple(tuple(sorted(actions, key=lambda action: action.kind != Kind.FORWARD)) for actions in of_unit)
-    return tuple(
-        tuple(
-            piece for action in actions for piece in _in_pieces(replace(action, microbatch=occupied[action.microbatch]), pieces)
-        )
-        for actions in of_unit
-    )
+    return tuple(tuple(piece for action in actions for piece in _as_run(action, shape)) for actions in of_unit)
 
 
-def _in_pieces(action: Action, pieces: int) -> Iterator[Action]:
-    """Yield the actions that an action is cut into: forwards from the first layers to the last, the others back."""
-    if pieces == 1:
+def _as_run(action: Action, shape: _Shape) -> Iterator[Action]:
+    """Yield an action of the schedule with the plan's microbatch, or the pieces that it is cut into: forwards from the first
+    layers to the last, the others back.
+    """
+    action = replace(action, microbatch=shape.occupied[action.microbatch])
+    if shape.pieces == 1:
         yield action
     else:
-        chunks = range(pieces) if action.kind == Kind.FORWARD else reversed(range(pieces))
+        chunks = range(shape.pieces) if action.kind == Kind.FORWARD else reversed(range(shape.pieces))
         yield from (replace(action, chunk=chunk) for chunk in chunks)
 
 
@@ -228,17 +230,7 @@ def _schedule(name: str, stages: tuple[tuple[str, int], ...], count: int, chunks
 
 
 @lru_cache(maxsize=256)
-def _turns(
-    name: str,
-    stages: tuple[tuple[str, int], ...],
-    chunks: int,
-    in_flight: int | None,
-    unit: str,
-    occupied: tuple[int, ...],
-    forwards_first: bool,
-    pieces: int,
-    stage: int,
-) -> dict[tuple[Kind, int, int], int]:
+def _turns(shape: _Shape, stage: int) -> dict[tuple[Kind, int, int], int]:
     """Return the place of every action of a stage among all of them, by kind, microbatch and chunk."""
-    actions = _actions(name, stages, chunks, in_flight, unit, occupied, forwards_first, pieces)[stage]
+    actions = _actions(shape)[stage]
     return {(action.kind, action.microbatch, action.chunk): place for place, action in enumerate(actions)}

@@ -22,7 +22,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, ExecutionSpec, Sharing, UnitExecution, check_sharing, check_units
+from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
@@ -80,7 +80,7 @@ class PipelineTopology(BaseModel):
     """Number of parts of a unit on each of its stages; more than 1 only for 'interleaved'."""
     in_flight: int | None = None
     """Most microbatches that a stage may hold under the 'eager' schedule, for plans that do not name it. None: no limit."""
-    sharing: Sharing = NESTED
+    sharing: SharingOrder = NESTED
     """In which order a rank that several units share takes their actions."""
     units: dict[str, UnitTopology]
     """The units by name, sorted into pipeline order; encoders keep the order in which they are given."""

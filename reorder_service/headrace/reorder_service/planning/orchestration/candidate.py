@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from headrace.execution_spec import Sharing as Order
+from headrace.execution_spec import SharingOrder
 from headrace.plan import GENERATOR, LLM
 
 Placement = Literal["disaggregated", "colocated", "encoders-first", "nested"]
 """Where encoders and generator run. "disaggregated": on GPUs of their own. "colocated": every GPU has all units, sharded (FSDP),
 one after the other. "encoders-first" and "nested": encoders are on the GPUs of the LLM's pipelines, and run in front of the LLM
 and behind it, or between its actions."""
-SHARING: Mapping[Placement, Order] = {"encoders-first": "colocated", "nested": "nested"}
+SHARING: Mapping[Placement, SharingOrder] = {"encoders-first": "colocated", "nested": "nested"}
 """By placement with encoders on the LLM's pipelines: what a job says of the order (`execution.sharing`)."""
 
 
@@ -44,7 +44,7 @@ class Candidate:
     placement: Placement = "disaggregated"
 
     @property
-    def sharing(self) -> Order | None:
+    def sharing(self) -> SharingOrder | None:
         """In which order the GPUs of the LLM's pipelines take its actions and the encoders'; None if they have the LLM alone."""
         return SHARING.get(self.placement)
 
