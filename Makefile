@@ -6,7 +6,8 @@ PORTIONS := proto preprocessor reorder_service trainer cli
 
 .DEFAULT_GOAL := help
 
-# Once packages are installed, the planner is compiled beside what `lint` does: none of it needs the other, and some wait for a core.
+# The planner is compiled while most packages are installed, and then beside what `lint` does, which goes on beside the tests: none of
+# it needs the other, and some wait for a core, a disk or a server.
 MAKEFLAGS += --jobs=4
 
 # Containers often have it, and every process would compile torch again. So would each one do with what pytest makes of asserts.
@@ -15,37 +16,49 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-setup: $(VENV)/.compiled  ## make .venv with Headrace and all it needs
+setup: $(VENV)/.imported  ## make .venv with Headrace and all it needs
 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
-$(VENV)/.installed: pyproject.toml constraints.txt
+PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
+
+# What every service needs, before torch and other large packages: the planner needs no more.
+$(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -c '$(DEPENDENCIES)' | $(PIP_INSTALL) --requirement /dev/stdin
 	@touch $@
 
-# The nursery of the tests imports whatever commands import, which writes its bytecode, and loads the compiled planner. To compile
-# all that is installed takes four times as long: most of it nobody imports.
-$(VENV)/.compiled: $(VENV)/.installed
+$(VENV)/.installed: $(VENV)/.base
+	@$(PIP_INSTALL) --editable '.[dev]'
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.base
 	@echo "compiling the planner (a minute or two)"
+	@PYTHONPATH=proto:reorder_service $(BIN)/python -m tests.nursery.kernels
+	@touch $@
+
+# The nursery of the tests imports whatever commands import, which writes its bytecode. To compile all that is installed takes four
+# times as long: most of it nobody imports.
+$(VENV)/.imported: $(VENV)/.installed $(VENV)/.compiled
 	@$(BIN)/python -m tests.nursery.commands < /dev/null
 	@touch $@
 
-demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
-	@$(BIN)/headrace demo
-
 # Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
-PLUGINS := xdist pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin
-PYTEST := $(BIN)/pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
+PLUGINS := pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin tests.crew.crew_plugin
+PYTEST := $(BIN)/python -m pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
 
-# What fails is tried twice more, and is named at the end: on a machine that others use, too, a process can stand still for seconds.
-# A test that needed it is to be mended all the same.
-test: setup lint  ## the suite; what is left out for its time is in test-slow
-	@$(PYTEST) -n 2 --dist loadfile --reruns 2 --reruns-delay 1 -rfER
+test: lint suite  ## style, types and layers, and the suite; what is left out for its time is in test-slow
+
+# What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
+# can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
+# more than there are cores.
+suite: $(VENV)/.installed $(VENV)/.compiled  ## the tests alone
+	@$(PYTEST) --crew 3 --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
-	@$(PYTEST) -n 2 --dist loadfile -m slow
+	@$(PYTEST) --crew 2 -m slow
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
 # preprocessor does: it is installed first, and works with the newer one, of which pip warns.
@@ -67,7 +80,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
 unit: setup  ## the fast tests only
-	@$(PYTEST) -n 2 --dist loadfile tests/unit tests/architecture
+	@$(PYTEST) --crew 3 tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers
 
@@ -176,4 +189,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo sbom audit test test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -12,9 +12,9 @@ from pathlib import Path
 from torch import nn
 
 from headrace.cli import main as command
-from headrace.reorder_service import planning
-from headrace.reorder_service.nodes import snapshots
+from headrace.preprocessor.image import resample
 from headrace.trainer.train_step import make_optimizer
+from tests.nursery import kernels
 from tests.nursery.forked_commands import HOOK
 from tests.nursery.forking import leave, serve
 
@@ -39,13 +39,13 @@ LATER = (
 
 
 def prepare() -> None:
-    """Import what any command may, and load the compiled planner. No thread is begun by it."""
+    """Import what any command may, and load all that is compiled. No thread is begun by it."""
     for module, _ in command.COMMANDS.values():
         import_module(f"headrace.cli.{module}")
     for name in LATER:
         import_module(name)
-    planning.warm_up()
-    snapshots.warm_up()
+    kernels.warm_up()
+    resample.warm_up()
     make_optimizer(nn.Linear(1, 1).parameters())  # imports as much as everything else
 
 

@@ -1,9 +1,8 @@
-"""One rank of data-parallel steps, each from the same start: rank_worker.py RANK WORLD_SIZE STORE SETTINGS.json OUT.npz."""
+"""One rank of data-parallel steps, each from the same start."""
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -24,25 +23,22 @@ def read_part(path: str) -> PackedMicrobatch:
         return collate(list(reader))
 
 
-def main(rank: str, world_size: str, store: str, settings: str, out: str) -> None:
+def main(rank: int, world_size: int, folder: Path) -> None:
+    """Read settings.json there, and write RANK.npz."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size), timeout=timedelta(seconds=30)
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
     )
-    options = json.loads(Path(settings).read_text())
+    options = json.loads((folder / "settings.json").read_text())
     results = {}
     for name, ranks in options["divisions"].items():
         model = build_model("tiny", JobSpec.model_validate(options["spec"]), options["vocab_size"], 1, 2, options["seed"])
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)
         step = TrainStep(model, optimizer, settings=OptimizerSpec(max_grad_norm=options["max_grad_norm"]))
-        for path in ranks[int(rank)]:
+        for path in ranks[rank]:
             step.accumulate(read_part(path))
         result = step.finish()
         results[f"{name}/totals"] = np.array([result.loss, result.target_weight, result.grad_norm])
         results |= {f"{name}/{key}": parameter.detach().numpy() for key, parameter in model.named_parameters()}
-    np.savez(out, **results)
+    np.savez(folder / f"{rank}.npz", **results)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import torch.multiprocessing as mp
 
 from headrace.errors import HeadraceError
 from headrace.spec import JobSpec
@@ -20,6 +18,7 @@ from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.models.multimodal import build_model
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.train_step import TrainStep, embedding_parameters, make_optimizer
+from tests.unit.trainer import rank_worker
 
 SPEC = {"name": "job", "sources": [{"path": "data"}], "image": {"patch": 2, "min_pixels": 16}, "audio": {"mel_bins": 4}}
 
@@ -255,19 +254,7 @@ def write_part(path, batch):
 def run_ranks(world_size, settings, folder):
     """What every rank wrote. The rendezvous is a file, so no port is needed."""
     (folder / "settings.json").write_text(json.dumps(settings))
-    script = Path(__file__).with_name("rank_worker.py")
-    processes = []
-    for rank in range(world_size):
-        arguments = [rank, world_size, folder / "store", folder / "settings.json", folder / f"{rank}.npz"]
-        processes.append(subprocess.Popen([sys.executable, script, *map(str, arguments)], stderr=subprocess.PIPE, text=True))
-    try:
-        for process in processes:
-            _, errors = process.communicate(timeout=50)
-            assert process.returncode == 0, errors
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    mp.start_processes(rank_worker.main, args=(world_size, folder), nprocs=world_size, start_method="forkserver")
     return [np.load(folder / f"{rank}.npz") for rank in range(world_size)]
 
 

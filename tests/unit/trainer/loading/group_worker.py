@@ -1,12 +1,8 @@
-"""One process of several that share microbatches: group_worker.py RANK WORLD_SIZE STORE SCENARIOS.json OUT.json.
-
-It goes through the scenarios, each a job of its own, and writes what it got of each.
-"""
+"""One process of several that share microbatches. It goes through scenarios, each a job of its own, and writes what it got."""
 
 from __future__ import annotations
 
 import json
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -81,17 +77,15 @@ def take_part(scenario: dict[str, Any], rank: int) -> dict[str, Any]:
     return got
 
 
-def main(rank: str, world_size: str, store: str, scenarios: str, out: str) -> None:
+def main(rank: int, world_size: int, folder: Path) -> None:
+    """Read scenarios.json there, and write RANK.json."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(world_size), timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
     )
     dist.broadcast = counted
-    results = {name: take_part(scenario, int(rank)) for name, scenario in json.loads(Path(scenarios).read_text()).items()}
-    Path(out).write_text(json.dumps(results))
+    scenarios = json.loads((folder / "scenarios.json").read_text())
+    results = {name: take_part(scenario, rank) for name, scenario in scenarios.items()}
+    (folder / f"{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.multiprocessing as mp
 
 from headrace import trainer
 from headrace.quarantine import Reason, Rejected
@@ -97,16 +96,8 @@ def results(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("group")
     scenarios = {name: scenario | {"endpoint": worlds[name].endpoint} for name, (_, scenario) in SCENARIOS.items()}
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
-    outs = [folder / f"{rank}.json" for rank in range(NUM_PROCESSES)]
-    arguments = [str(NUM_PROCESSES), str(folder / "store"), str(folder / "scenarios.json")]
-    script = str(Path(group_worker.__file__))
-    processes = [
-        subprocess.Popen([sys.executable, script, str(rank), *arguments, str(out)], stderr=subprocess.PIPE, text=True)
-        for rank, out in enumerate(outs)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES, errors
-    of_ranks = [json.loads(out.read_text()) for out in outs]
+    mp.start_processes(group_worker.main, args=(NUM_PROCESSES, folder), nprocs=NUM_PROCESSES, start_method="forkserver")
+    of_ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_PROCESSES)]
     return {name: [of_rank[name] for of_rank in of_ranks] for name in SCENARIOS}
 
 
