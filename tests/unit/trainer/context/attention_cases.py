@@ -60,7 +60,8 @@ class Case:
 
 
 FEW = [
-    *(Case(cp, mask, (4, 2, 1)[(cp + n) % 3], 1 + (cp + n) % 2) for cp in (1, 2, 3, 4) for n, mask in enumerate(MASKS)),
+    Case(1, "packed", 2, 1),
+    *(Case(cp, mask, (4, 2, 1)[(cp + n) % 3], 1 + (cp + n) % 2) for cp in (2, 3, 4) for n, mask in enumerate(MASKS)),
     Case(3, "embedded", 2, 1, is_level=False),
     Case(2, "packed", 1, 1, is_level=False),
     Case(2, "embedded", 2, 1, dtype="bfloat16"),

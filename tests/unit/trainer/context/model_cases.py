@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from headrace.manifest import Vocabulary
 from headrace.mask_layouts import Sight
+from headrace.model_shape import ModelShape, TransformerShape
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import parse_spec
 from headrace.trainer.context.context_model import ContextModel
@@ -24,6 +25,9 @@ from headrace.trainer.train_step import TrainStep
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, VOCAB, enlarge, packed_samples, whole_model
 
 BLOCK = 8
+_ENCODER = TransformerShape(layers=1, width=16, heads=2, kv_heads=2, mlp=32, gated=False)
+_LLM = TransformerShape(layers=2, width=32, heads=4, kv_heads=2, mlp=48, gated=True)
+SHAPE = ModelShape(vision=_ENCODER, audio=_ENCODER, llm=_LLM)
 SPEC = parse_spec({"name": "job", "sources": [{"path": "data"}], "image": IMAGE.model_dump(), "audio": AUDIO.model_dump()})
 VOCABULARY = Vocabulary(size=VOCAB, image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
 Outcome = tuple[float, float, dict[str, Tensor]]
@@ -56,7 +60,7 @@ class ModelCase:
         return data
 
     def model(self) -> MultimodalModel:
-        model = whole_model(dropout=self.dropout)
+        model = whole_model(SHAPE, dropout=self.dropout)
         model.to_empty(device="cpu")
         initialise(model, 1)
         enlarge(model)
@@ -71,15 +75,12 @@ CASES = {
     "four ranks": ModelCase(4),
     "one rank": ModelCase(1),
     "images see themselves": ModelCase(4, sight=Sight.ITSELF),
-    "images see what came before": ModelCase(3, sight=Sight.BEFORE),
     "text alone": ModelCase(2, samples=(30, 34, 11)),
-    "images alone": ModelCase(3, samples=(0, 8, 9)),
     "a rank alone has a target": ModelCase(4, one_target=True),
     "projectors alone learn": ModelCase(3, trained="vision_projector audio_projector"),
     "the audio encoder alone learns": ModelCase(4, trained="audio."),
-    "the last layer alone learns": ModelCase(2, trained="decoder.layers.5 decoder.norm"),
+    "the last layer alone learns": ModelCase(2, trained="decoder.layers.1 decoder.norm"),
     "padded packs": ModelCase(3, pack_tokens=96),
-    "dropout": ModelCase(3, dropout=0.2),
     "slices of a loader": ModelCase(3, sight=Sight.ITSELF, sliced=True),
     "slices with dropout": ModelCase(4, sliced=True, dropout=0.2),
 }
@@ -129,11 +130,29 @@ def gradients_of(model: MultimodalModel) -> dict[str, Tensor]:
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+class Descent:
+    """Plain gradient descent: torch's own optimizers take seconds to import."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], rate: float) -> None:
+        self._parameters, self._rate = list(parameters), rate
+        self.param_groups: list[dict[str, float]] = []
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for parameter in self._parameters:
+            if parameter.grad is not None:
+                parameter -= self._rate * parameter.grad
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
 def one_step(parts: Sequence[ModelCase], group: dist.ProcessGroup | None) -> tuple[float, float, float]:
     """Loss, weight of targets and norm of the gradient of a step over these microbatches and all processes."""
     model = parts[0].model()
     trained = model if group is None else wrapped(parts[0], model, group)
-    step = TrainStep(trained, torch.optim.SGD(model.parameters(), lr=0.1), settings=OptimizerSpec(max_grad_norm=1e9))
+    step = TrainStep(trained, Descent(model.parameters(), 0.1), settings=OptimizerSpec(max_grad_norm=1e9))
     for part in parts:
         step.accumulate(part.microbatch())
     result = step.finish()
