@@ -9,7 +9,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.context import degrees, distributions, rank_attention
+from benchmarks.context import degrees, distributions, exchanged, rank_attention
 from benchmarks.report import RESULTS, Report
 
 
@@ -26,6 +26,7 @@ def main() -> None:
         sections=[
             *distributions.sections(quick=options.quick),
             rank_attention.section(quick=options.quick),
+            exchanged.section(quick=options.quick),
             degrees.section(quick=options.quick),
         ],
     )

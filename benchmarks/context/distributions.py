@@ -10,19 +10,13 @@ import numpy as np
 from benchmarks.context.random_masks import MASKS, embedded
 from benchmarks.report import Rival, Row, Section, at_most
 from benchmarks.timing import progress, time_calls
+from headrace.block_distribution import BLOCK, distribute
 from headrace.reorder_service.planning.batch import Ints
-from headrace.reorder_service.planning.context.block_distribution import (
-    distribute,
-    longest_first,
-    ring,
-    shuffled,
-    unevenness,
-    zigzag,
-)
 from headrace.reorder_service.planning.context.compute_units import kernel_time
 from headrace.reorder_service.planning.context.exact_distribution import solve
+from headrace.reorder_service.planning.context.published_distributions import longest_first, ring, shuffled, unevenness, zigzag
 
-BLOCK, RANKS = 128, 8
+RANKS = 8
 MILLION = 1 << 20
 TIME_GOAL_MS, LEVEL_GOAL, GOLDEN_WORK = 1.0, 1.02, 13.0
 FIGURE_3_3A = (1, 2, 2, 4, 5, 2, 2, 8)

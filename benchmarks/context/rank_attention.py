@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks.context.random_masks import multimodal_packing
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress, time_calls
-from headrace.reorder_service.planning.context.block_distribution import distribute
-from headrace.trainer.models.masked_attention import BLOCK, MaskRuns, masked_attention, rows_of_blocks
+from headrace.block_distribution import BLOCK, distribute
+from headrace.trainer.models.masked_attention import MaskRuns, masked_attention, rows_of_blocks
 
 TOKENS, RANKS = 65_536, 4
 HEADS, KV_HEADS, WIDTH = 2, 1, 32

@@ -88,7 +88,7 @@ class TrainStep:
         """Add the loss and the gradients of one microbatch, which the model copies to its device."""
         with self._autocast:
             loss = self._model(microbatch)
-        if loss.target_weight:
+        if loss.target_weight or loss.is_shared:
             loss.loss_sum.backward()
         self._loss_sum += loss.loss_sum.detach()
         self._target_weight += loss.target_weight

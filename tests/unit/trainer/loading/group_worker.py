@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError
 from headrace.trainer.loading import group_channel, group_memory
 from headrace.trainer.loading.collate import PAYLOAD
 
-SHOWN = (*PAYLOAD, "sample_ids", "cu_seqlens", "image_grids", "mel_frames", "pack_offsets", "rows")
+SHOWN = (*PAYLOAD, "sample_ids", "cu_seqlens", "image_grids", "mel_frames", "pack_offsets", "rows", "mask_fields")
 
 received_bytes = 0
 _broadcast = dist.broadcast

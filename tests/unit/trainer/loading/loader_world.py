@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -181,11 +181,12 @@ class World(sessions_pb2_grpc.SessionsServicer):
             context.abort(known, f"session {session} is not the present one")
 
 
-def make_part(sample_id: int) -> pa.RecordBatch:
+def make_part(sample_id: int, placeholders: Sequence[int] = ()) -> pa.RecordBatch:
     """One sample with an image of four patches and a recording of three frames, all values sample_id % 256, whose one target
-    weighs sample_id / 8."""
+    weighs sample_id / 8. placeholders: what stands for the media in front of its two words."""
     patches, mel = np.full(4 * 588, sample_id % 256, np.uint8), np.full(3 * 128, sample_id % 256, np.float16)
-    row: dict[str, Any] = {"sample_id": sample_id, "input_ids": [5, 6], "labels": [-100, 6], "flags": 0}
+    before = len(placeholders)
+    row: dict[str, Any] = {"sample_id": sample_id, "input_ids": [*placeholders, 5, 6], "labels": [-100] * (before + 1) + [6]}
     row |= {"patches": patches, "image_grids": [[1, 2, 2]], "mel": mel, "mel_frames": [3]}
-    row["target_weights"] = [0, sample_id / 8]
+    row |= {"target_weights": [0] * (before + 1) + [sample_id / 8], "flags": 0}
     return pa.RecordBatch.from_pylist([row], schema=SCHEMA)

@@ -60,6 +60,14 @@ def three_steps(world: World) -> None:
     world.end()
 
 
+def media_in_their_places(world: World) -> None:
+    for number in (1, 2, 3):
+        world.producer.add(f"0/{number}", loader_world.make_part(number, placeholders=(1, 2)), step=0)
+    tickets = ["0/1", "0/2", "0/3"]
+    world.tell(world.plan(0, tickets[:2], tickets[2:]), *map(world.place, tickets))
+    world.end()
+
+
 SCENARIOS: dict[str, tuple[Callable[[World], None], dict[str, Any]]] = {
     "alike": (two_steps, {"parallel": ALIKE}),
     "long": (many_microbatches, {"parallel": ALIKE}),
@@ -93,12 +101,16 @@ def worlds() -> Iterator[dict[str, World]]:
 @pytest.fixture(scope="module")
 def results(worlds: dict[str, World], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
     """What each process got, by scenario."""
-    folder = tmp_path_factory.mktemp("group")
-    scenarios = {name: scenario | {"endpoint": worlds[name].endpoint} for name, (_, scenario) in SCENARIOS.items()}
+    settings = {name: scenario for name, (_, scenario) in SCENARIOS.items()}
+    return results_of(settings, worlds, tmp_path_factory.mktemp("group"))
+
+
+def results_of(settings: dict[str, dict[str, Any]], worlds: dict[str, World], folder: Path) -> dict[str, Results]:
+    scenarios = {name: scenario | {"endpoint": worlds[name].endpoint} for name, scenario in settings.items()}
     (folder / "scenarios.json").write_text(json.dumps(scenarios))
     mp.start_processes(group_worker.main, args=(NUM_PROCESSES, folder), nprocs=NUM_PROCESSES, start_method="forkserver")
     of_ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_PROCESSES)]
-    return {name: [of_rank[name] for of_rank in of_ranks] for name in SCENARIOS}
+    return {name: [of_rank[name] for of_rank in of_ranks] for name in settings}
 
 
 def microbatches(result: dict[str, Any]) -> list[dict[str, Any]]:
@@ -217,6 +229,35 @@ def test_a_step_that_was_not_consumed_is_not_committed(results: dict[str, Result
     (error,) = {one["error"] for one in results["commits too soon"]}
     assert error.startswith("ConflictError: step 0 cannot be committed")
     assert worlds["commits too soon"].commits == []
+
+
+@pytest.mark.slow
+def test_balanced_slices_are_the_whole_and_have_its_mask(tmp_path: Path) -> None:
+    """In the second job no placeholder stands for the media, of which each process hears."""
+    makers = {"balanced": media_in_their_places, "maskless": two_steps}
+    parallel = [{"cp": [rank, NUM_PROCESSES], "cp_order": "balanced"} for rank in range(NUM_PROCESSES)]
+    worlds = {name: World(payload_world.Producer(16 << 20, shared=False)) for name in makers}
+    try:
+        for name, tell in makers.items():
+            worlds[name].totals = TOTALS
+            tell(worlds[name])
+        got = results_of({name: {"parallel": parallel} for name in makers}, worlds, tmp_path)
+    finally:
+        for world in worlds.values():
+            world.stop()
+    assert [one["error"] for one in got["balanced"]] == [""] * NUM_PROCESSES
+    for of_ranks in zip(*map(microbatches, got["balanced"]), strict=True):
+        num_tokens = of_ranks[0]["cu_seqlens"][-1]
+        assert sorted(row for one in of_ranks for row in one["rows"]) == list(range(num_tokens))
+        assert [len(one["input_ids"]) for one in of_ranks] == [128] * NUM_PROCESSES
+        joined = {row: value for one in of_ranks for row, value in zip(one["rows"], one["input_ids"], strict=True)}
+        num_samples = len(of_ranks[0]["sample_ids"])
+        assert [joined[row] for row in range(4 * num_samples)] == [1, 2, 5, 6] * num_samples
+        assert sum(one["num_targets"] for one in of_ranks) == num_samples
+        assert {tuple(one["mask_fields"]) for one in of_ranks} == {tuple(of_ranks[0]["mask_fields"])}
+        assert sum(field != 0 for field in of_ranks[0]["mask_fields"]) == 4 * num_samples
+    for one in got["maskless"]:
+        assert one["error"].startswith("UserError: a microbatch has no attention mask: 0 tokens have the id 1")
 
 
 def test_a_process_alone_may_have_its_microbatches_padded() -> None:

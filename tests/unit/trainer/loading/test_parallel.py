@@ -70,7 +70,7 @@ def test_a_group_that_is_not_divided_is_refused(process: int) -> None:
         ({"cp": (0, 0)}, "cp rank 0 of 0"),
         ({"pp": (-1, 2)}, "pp rank -1 of 2"),
         ({"pad_to": 0}, "pad_to is 0"),
-        ({"cp_order": "striped"}, "cp_order 'striped' must be one of zigzag, contiguous, or a function"),
+        ({"cp_order": "striped"}, "cp_order 'striped' must be one of zigzag, contiguous, balanced, or a function"),
     ],
 )
 def test_impossible_places_are_refused(wrong: dict[str, Any], words: str) -> None:

@@ -84,6 +84,9 @@ class PackedMicrobatch:
     rows: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
     """(T,) int64, on the host: the place of each token in the whole microbatch, if this is a context-parallel slice of it. Then
     cu_seqlens, sample_segments and pack_offsets are of the whole, and media are whole, too. (0,): this is the whole."""
+    mask_fields: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """(T,) int64, on the host: the fields of the whole microbatch's attention mask (`headrace.attention_mask`), with slices of a
+    `Balanced` order. Otherwise (0,)."""
 
     @property
     def target_weight(self) -> float:

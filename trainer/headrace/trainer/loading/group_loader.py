@@ -22,7 +22,7 @@ from headrace.trainer.loading.group_channel import GroupChannel, Message
 from headrace.trainer.loading.loader_state import LoaderState, Opened
 from headrace.trainer.loading.packs import padding_token
 from headrace.trainer.loading.parallel import Parallel
-from headrace.trainer.loading.slices import padded_to_slices, rows_of_slices, slice_of, targets_of_slices
+from headrace.trainer.loading.slices import Balanced, padded_to_slices, rows_of_slices, slice_of, targets_of_slices
 from headrace.trainer.loading.statistics import LoaderStatistics
 from headrace.trainer.loading.step_loader import StepLoader
 from headrace.trainer.loading.steps import Microbatch, Step
@@ -198,6 +198,8 @@ class GroupLoader(StepLoader):
         parallel, data = self._parallel, microbatch.data
         size = parallel.cp[1]
         data = padded_to_slices(data, size, parallel.order, parallel.pad_to, padding_token(self.vocabulary))
+        if size > 1 and isinstance(parallel.order, Balanced):
+            data = parallel.order.with_mask(data, self.spec, self.vocabulary)
         targets = targets_of_slices(data, rows_of_slices(data, size, parallel.order)) if size > 1 else [data.num_targets]
         sources = microbatch._sources.tolist() if microbatch._sources is not None else []
         numbers = [microbatch.replica, microbatch.index, microbatch.is_filler, microbatch._sources is not None]

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from headrace.errors import UserError
 from headrace.trainer.loading.data_parallel import takes_other_samples, takes_same_samples
-from headrace.trainer.loading.slices import ORDERS, SliceOrder
+from headrace.trainer.loading.slices import ORDERS, Balanced, SliceOrder
 
 _CUTS_SEQUENCES = {"cp", "sp", "context", "sequence", "ulysses"}
 _CUTS_LAYERS = {"pp", "pipeline"}
@@ -35,9 +35,9 @@ class Parallel:
     """(rank, size) of context parallelism: the process gets its rows of every microbatch."""
     pp: tuple[int, int] = (0, 1)
     """(rank, size) of pipeline parallelism: patches and mel go to the first stage only; on others they are empty."""
-    cp_order: str | SliceOrder = "zigzag"
-    """Which rows each context-parallel rank gets: a name of `headrace.trainer.loading.slices.ORDERS`, or a function
-    (`SliceOrder`), such as one that a plan gives."""
+    cp_order: str | SliceOrder | Balanced = "zigzag"
+    """Which rows each context-parallel rank gets: a name of `headrace.trainer.loading.slices.ORDERS`, `Balanced` with other
+    settings, or a function (`SliceOrder`), such as one that a plan gives."""
     pad_to: int = 1
     """Microbatches are padded until each context-parallel rank has a multiple of so many tokens."""
 
@@ -61,12 +61,12 @@ class Parallel:
         return dist.get_world_size(self.group) if self.group is not None else 1
 
     @property
-    def order(self) -> SliceOrder:
-        """The function for `cp_order`."""
+    def order(self) -> SliceOrder | Balanced:
+        """What `cp_order` stands for."""
         return ORDERS[self.cp_order] if isinstance(self.cp_order, str) else self.cp_order
 
     @classmethod
-    def of_mesh(cls, mesh: DeviceMesh, *, cp_order: str | SliceOrder = "zigzag", pad_to: int = 1) -> Self:
+    def of_mesh(cls, mesh: DeviceMesh, *, cp_order: str | SliceOrder | Balanced = "zigzag", pad_to: int = 1) -> Self:
         """Return this process's place in a device mesh whose dimensions are named.
 
         Dimensions for data parallelism (dp, fsdp, dp_replicate, dp_shard, ...) count as data-parallel ranks; the processes

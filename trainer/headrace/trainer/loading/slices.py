@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from headrace.errors import UserError
+from headrace.manifest import Vocabulary
 from headrace.sample import LABEL_IGNORED
+from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative, places
 
 SliceOrder = Callable[[Tensor, int], Tensor]
@@ -42,11 +44,61 @@ def zigzag(cu_seqlens: Tensor, size: int) -> Tensor:
     return owner.argsort(stable=True).view(size, -1)
 
 
-ORDERS: dict[str, SliceOrder] = {"zigzag": zigzag, "contiguous": contiguous}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """Ranks take blocks of tokens, so that the work of attention under the microbatch's mask is level, and tokens are equal.
+
+    Each slice comes with the mask of the whole (`slice_mask`), by which `headrace.trainer.context` attends. What an image or a
+    recording sees is one of `headrace.mask_layouts.Sight`: "itself", "before" or "text".
+    """
+
+    images: str = "itself"
+    recordings: str = "itself"
+    block: int = 128
+    """Tokens of a block. Each rank has whole ones."""
+
+    def __post_init__(self) -> None:
+        for what, sight in {"images": self.images, "recordings": self.recordings}.items():
+            if sight not in ("itself", "before", "text"):
+                raise UserError(f"{what} of a balanced cp_order see {sight!r}: take itself, before or text")
+        if self.block < 1:
+            raise UserError(f"block of a balanced cp_order is {self.block}: a block has at least one token")
+
+    def with_mask(self, data: PackedMicrobatch, spec: JobSpec, vocabulary: Vocabulary) -> PackedMicrobatch:
+        """Return a whole microbatch, padded for its slices, with its mask. Raises UserError where it has none."""
+        from headrace.mask_layouts import Sight  # loads numba, which other orders do without
+        from headrace.trainer.loading.microbatch_mask import microbatch_mask
+
+        if not len(data.input_ids):
+            return data
+        mask = microbatch_mask(
+            data,
+            image=spec.image,
+            audio=spec.audio,
+            image_token=vocabulary.image_token,
+            audio_token=vocabulary.audio_token,
+            images=Sight(self.images),
+            recordings=Sight(self.recordings),
+        )
+        return replace(data, mask_fields=torch.from_numpy(mask.fields))
+
+    def rows(self, data: PackedMicrobatch, size: int) -> Tensor:
+        """Return the (size, T / size) rows of all ranks, of a microbatch `with_mask` or a slice of one."""
+        from headrace.trainer.loading.microbatch_mask import slice_mask
+        from headrace.trainer.loading.token_shares import TokenShares
+
+        if not int(data.cu_seqlens[-1]):
+            return torch.zeros(size, 0, dtype=torch.int64)
+        return torch.from_numpy(TokenShares.of(slice_mask(data), size, block=self.block).in_order()).view(size, -1)
 
 
-def padded_to_slices(data: PackedMicrobatch, size: int, order: SliceOrder, pad_to: int, token: int) -> PackedMicrobatch:
-    """Pad a whole microbatch, on the host, so that `size` ranks have equally many tokens, a multiple of `pad_to`.
+ORDERS: dict[str, SliceOrder | Balanced] = {"zigzag": zigzag, "contiguous": contiguous, "balanced": Balanced()}
+
+
+def padded_to_slices(
+    data: PackedMicrobatch, size: int, order: SliceOrder | Balanced, pad_to: int, token: int
+) -> PackedMicrobatch:
+    """Pad a whole microbatch, on the host, so that `size` ranks have equally many tokens: whole blocks, a multiple of `pad_to`.
 
     For `zigzag` each segment is padded at its own end: causal attention never reads from there. What else is missing is a
     segment, and a pack, of its own at the end. Padding has the id `token`, no targets, and positions that count on. A microbatch
@@ -56,7 +108,7 @@ def padded_to_slices(data: PackedMicrobatch, size: int, order: SliceOrder, pad_t
     lengths = data.cu_seqlens.diff().long()
     parts = 2 * size if order is zigzag and size > 1 else 1
     longer = -(-lengths // parts) * parts
-    unit = math.lcm(parts, size * pad_to)
+    unit = math.lcm(parts, size * pad_to, size * order.block if isinstance(order, Balanced) and size > 1 else 1)
     rest = -int(longer.sum()) % unit
     if not num_tokens or int(longer.sum()) + rest == num_tokens:
         return data
@@ -85,13 +137,13 @@ def padded_to_slices(data: PackedMicrobatch, size: int, order: SliceOrder, pad_t
     )
 
 
-def rows_of_slices(data: PackedMicrobatch, size: int, order: SliceOrder) -> Tensor:
+def rows_of_slices(data: PackedMicrobatch, size: int, order: SliceOrder | Balanced) -> Tensor:
     """Return the (size, T / size) rows of all ranks, of a microbatch that is padded for them.
 
     Raises UserError where the order does not give every token to one rank, and equally many to all.
     """
     num_tokens = int(data.cu_seqlens[-1])
-    rows = order(data.cu_seqlens, size)
+    rows = order.rows(data, size) if isinstance(order, Balanced) else order(data.cu_seqlens, size)
     if rows.shape != (size, num_tokens // size) or not torch.equal(rows.flatten().sort().values, torch.arange(num_tokens)):
         raise UserError(
             f"cp_order returned rows of shape {tuple(rows.shape)} for {num_tokens} tokens of {size} ranks: return (size, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
@@ -23,6 +23,9 @@ class Segments:
     compiled anew for others."""
     cu_seqlens: Tensor
     """(n + 1,) int32 offsets of the segments, on the device of the sequence."""
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    """What attends in place of `packed_attention`'s kernels, of q, k and v as it takes them: where these are a rank's share of a
+    sequence (`headrace.trainer.context`). The other fields are then of the whole sequence."""
 
     @classmethod
     def of(cls, cu_seqlens: Tensor) -> Self:
@@ -40,8 +43,10 @@ def packed_attention(
     keys: the segments of k and v where they are not those of q, as many and none of them empty. Returns (T, H, D).
 
     Half precision on a GPU takes one variable-length flash kernel (Dao 2023, section 3); everything else takes one call of the
-    dense kernel for every run of equally long segments.
+    dense kernel for every run of equally long segments. `segments.attend`, if there is one, does instead what it does.
     """
+    if segments.attend is not None:
+        return segments.attend(q, k, v)
     if q.is_cuda and q.dtype in (torch.float16, torch.bfloat16) and segments.longest:
         return _flash(q, k, v, segments, keys or segments, causal)
     outputs = [

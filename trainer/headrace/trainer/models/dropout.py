@@ -43,7 +43,8 @@ class ResidualDropout:
         of_segment = torch.zeros(len(microbatch.cu_seqlens) - 1, dtype=torch.int64)
         samples = [self._key(sample) for sample in microbatch.sample_ids.tolist()]
         of_segment[microbatch.sample_segments.long()] = torch.tensor(samples, dtype=torch.int64)
-        return numbers(torch.repeat_interleave(of_segment, microbatch.cu_seqlens.diff()), microbatch.position_ids)
+        of_token = torch.repeat_interleave(of_segment, microbatch.cu_seqlens.diff())
+        return numbers(of_token[microbatch.rows] if len(microbatch.rows) else of_token, microbatch.position_ids)
 
     def with_keys(self, layer: Callable[..., Tensor], keys: Tensor | None) -> Callable[..., Tensor]:
         """Return a layer as a function for the tokens with these keys, on its device, which may also run in its backward."""

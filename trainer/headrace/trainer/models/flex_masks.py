@@ -29,7 +29,8 @@ from headrace.attention_mask import (
     AttentionMask,
     Ints,
 )
-from headrace.trainer.models.masked_attention import BLOCK, rows_of_blocks
+from headrace.block_distribution import BLOCK
+from headrace.trainer.models.masked_attention import rows_of_blocks
 
 Rule = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

@@ -20,10 +20,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from headrace.attention_mask import PARTLY, WHOLLY, AttentionMask, Ints
+from headrace.block_distribution import BLOCK
 from headrace.errors import UserError
-
-BLOCK = 128
-"""Tokens of a block, as FlexAttention and Cornstarch (dissertation, section 3.3.2.1) have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -98,8 +96,51 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, runs: MaskRuns) -> Tensor:
     Raises UserError where the heads do not divide, or the rows are not those of the mask.
     """
     _check(q, k, runs.num_queries, runs.num_keys)
-    attended: Tensor = _Attention.apply(q, k, v, runs.runs)  # type: ignore[no-untyped-call]
+    attended: Tensor = _Attention.apply(q, k, v, runs)  # type: ignore[no-untyped-call]
     return attended
+
+
+def check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Raise UserError where the heads of queries do not divide by those of keys."""
+    if num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise UserError(
+            f"{num_heads} heads of queries do not divide by {num_kv_heads} heads of keys: take a model, or slices of it, in "
+            "which they do"
+        )
+
+
+def attend_runs(q: Tensor, k: Tensor, v: Tensor, runs: MaskRuns) -> Tensor:
+    """Return what `masked_attention` does, without a graph for its gradients."""
+    output = q.new_zeros(q.shape)
+    for run in runs.runs:
+        output[run.rows] = _attend(q[run.rows], _gathered(k, run.keys), _gathered(v, run.keys), run)
+    return output
+
+
+def gradients_of_runs(q: Tensor, k: Tensor, v: Tensor, grad: Tensor, runs: MaskRuns) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v from that of the output of `masked_attention`, grad (T_q, H, D).
+
+    Those of k and v are sums over runs, in `dtype_of_sums`.
+    """
+    sums = dtype_of_sums(k.dtype)
+    of_q, of_k, of_v = torch.zeros_like(q), torch.zeros_like(k, dtype=sums), torch.zeros_like(v, dtype=sums)
+    for run in runs.runs:
+        parts = [part.detach().requires_grad_() for part in (q[run.rows], _gathered(k, run.keys), _gathered(v, run.keys))]
+        with torch.enable_grad():
+            output = _attend(parts[0], parts[1], parts[2], run)
+        of_q[run.rows], *of_keys = torch.autograd.grad(output, parts, grad[run.rows])
+        for total, part in zip((of_k, of_v), of_keys, strict=True):
+            start = 0
+            for keys in run.keys:
+                end = start + keys.stop - keys.start
+                total[keys] += part[start:end]
+                start = end
+    return of_q, of_k, of_v
+
+
+def dtype_of_sums(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which gradients of keys and values are summed: float32 where these are in half precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, places: Ints | None = None) -> Tensor:
@@ -118,11 +159,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, places
 
 
 def _check(q: Tensor, k: Tensor, num_queries: int, num_keys: int) -> None:
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise UserError(
-            f"{q.shape[1]} heads of queries do not divide by {k.shape[1]} heads of keys: take a model, or slices of it, in which "
-            "they do"
-        )
+    check_heads(q.shape[1], k.shape[1])
     if (q.shape[0], k.shape[0]) != (num_queries, num_keys):
         raise UserError(
             f"the attention mask is of {num_queries} queries and {num_keys} keys, but there are {q.shape[0]} and {k.shape[0]}: "
@@ -160,31 +197,16 @@ class _Attention(torch.autograd.Function):
     """Attention run by run. Without it each run's backward would fill tensors as long as all keys, mostly with zeros."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: Sequence[Run]) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, runs: MaskRuns) -> Tensor:
         ctx.save_for_backward(q, k, v)
         ctx.runs = runs
-        output = q.new_zeros(q.shape)
-        for run in runs:
-            output[run.rows] = _attend(q[run.rows], _gathered(k, run.keys), _gathered(v, run.keys), run)
-        return output
+        return attend_runs(q, k, v, runs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        sums = torch.float32 if k.dtype in (torch.float16, torch.bfloat16) else k.dtype
-        of_q, of_k, of_v = torch.zeros_like(q), torch.zeros_like(k, dtype=sums), torch.zeros_like(v, dtype=sums)
-        for run in ctx.runs:
-            parts = [part.detach().requires_grad_() for part in (q[run.rows], _gathered(k, run.keys), _gathered(v, run.keys))]
-            with torch.enable_grad():
-                output = _attend(parts[0], parts[1], parts[2], run)
-            of_q[run.rows], *of_keys = torch.autograd.grad(output, parts, grad[run.rows])
-            for total, part in zip((of_k, of_v), of_keys, strict=True):
-                start = 0
-                for keys in run.keys:
-                    end = start + keys.stop - keys.start
-                    total[keys] += part[start:end]
-                    start = end
+        of_q, of_k, of_v = gradients_of_runs(q, k, v, grad, ctx.runs)
         return of_q, of_k.to(k.dtype), of_v.to(v.dtype), None
 
 

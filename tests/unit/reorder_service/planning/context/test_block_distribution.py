@@ -9,15 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.context.block_distribution import (
-    distribute,
-    longest_first,
-    ring,
-    shuffled,
-    unevenness,
-    zigzag,
-)
+from headrace.block_distribution import distribute
 from headrace.reorder_service.planning.context.exact_distribution import solve
+from headrace.reorder_service.planning.context.published_distributions import longest_first, ring, shuffled, unevenness, zigzag
 
 FIGURE_3_3A = np.array([1, 2, 2, 4, 5, 2, 2, 8])
 """Work of the blocks in Cornstarch's dissertation, for two GPUs."""

@@ -10,13 +10,21 @@ that has room, and exchanges between ranks repair what this costs in balance.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.jit import kernel
-from headrace.reorder_service.planning.batch import Floats, Ints
-from headrace.reorder_service.planning.search.limited_partition import deal
-from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BLOCK = 128
+"""Tokens of a block, as FlexAttention and Cornstarch (dissertation, section 3.3.2.1) have them."""
+
+_NOWHERE = -1  # in place of the rank of a block that has none yet
+_TRIES = 4  # ranks that are looked at for one block while blocks are dealt
 _EXCHANGES = 16  # most exchanges per rank; they end long before, unless there are few blocks and no good distribution
 _LEVEL = 1e-3  # a heaviest rank that has so little more than the mean is left as it is
 
@@ -28,44 +36,17 @@ def distribute(work: Ints | Floats, num_ranks: int) -> Ints:
 
     Raises ValueError where there are fewer blocks than ranks, or no work.
     """
-    weights = _checked(work, num_ranks)
+    weights = checked_work(work, num_ranks)
     limit = -(-weights.size // num_ranks)
-    order = descending(weights)
-    ranks = deal(weights, order, np.zeros(num_ranks), np.ones(weights.size, np.int64), limit)
+    order = _by_falling_work(np.asarray(work))
+    ranks = _deal(weights, order, num_ranks, limit)
     _give_rest(weights, order, ranks, num_ranks, limit)
     _exchange(weights, order, ranks, num_ranks, limit, _EXCHANGES * num_ranks)
     return ranks
 
 
-def longest_first(work: Ints | Floats, num_ranks: int) -> Ints:
-    """Do the same by Cornstarch's rule alone, whatever the numbers of blocks: (n,) ranks."""
-    weights = _checked(work, num_ranks)
-    return lpt(weights, descending(weights), num_ranks)
-
-
-def ring(num_blocks: int, num_ranks: int) -> Ints:
-    """Give rank r the r-th part of the sequence, as ring attention does (arXiv:2310.01889): (n,) ranks."""
-    return np.arange(num_blocks) * num_ranks // num_blocks
-
-
-def zigzag(num_blocks: int, num_ranks: int) -> Ints:
-    """Give rank r the chunks r and 2 G - 1 - r of 2 G, which is level under a causal mask (arXiv:2407.21783): (n,) ranks."""
-    chunk = np.arange(num_blocks) * 2 * num_ranks // num_blocks
-    return np.minimum(chunk, 2 * num_ranks - 1 - chunk)
-
-
-def shuffled(num_blocks: int, num_ranks: int, seed: int) -> Ints:
-    """Deal the blocks at random (arXiv:2503.11367, section 5.3), equally many to each rank, rounded: (n,) ranks."""
-    return np.random.default_rng(seed).permutation(np.arange(num_blocks) % num_ranks)
-
-
-def unevenness(amounts: Ints | Floats, ranks: Ints, num_ranks: int) -> float:
-    """Return the most that a rank has over the mean of all, of what blocks have: work, or tokens."""
-    of_rank = np.bincount(ranks, weights=amounts, minlength=num_ranks)
-    return float(of_rank.max() / of_rank.mean())
-
-
-def _checked(work: Ints | Floats, num_ranks: int) -> Floats:
+def checked_work(work: Ints | Floats, num_ranks: int) -> Floats:
+    """Return the work of blocks that are to be distributed, as floats. Raises ValueError as `distribute` does."""
     if num_ranks < 1:
         raise ValueError(f"context parallelism takes at least one rank, got cp {num_ranks}")
     if num_ranks > len(work):
@@ -77,6 +58,34 @@ def _checked(work: Ints | Floats, num_ranks: int) -> Floats:
     if not weights.any():
         raise ValueError("no token of the sequence sees another, as in padding alone: leave the sequence out of the batch")
     return weights
+
+
+def _by_falling_work(work: NDArray[np.number[Any]]) -> Ints:
+    """Return (n,) blocks by falling work; those of equal work keep their order. Numbers of 16 bits are sorted by their digits."""
+    small = work.dtype.kind in "iu" and work.max() < 1 << 16
+    return np.argsort((work.max() - work).astype(np.uint16) if small else -np.asarray(work, np.float64), kind="stable")
+
+
+@kernel
+def _deal(weights: Floats, order: Ints, num_ranks: int, limit: int) -> Ints:
+    """Deal blocks in the given order to ranks in turn, like cards: (n,) rank of each, or _NOWHERE.
+
+    A rank is passed over if it would get more work than the mean, or more than `limit` blocks. Blocks that a few ranks in a row
+    cannot take are left.
+    """
+    ranks = np.full(weights.size, _NOWHERE)
+    level = weights.sum() / num_ranks
+    loads, counts = np.zeros(num_ranks), np.zeros(num_ranks, np.int64)
+    rank = num_ranks - 1
+    for block in order:
+        for _ in range(_TRIES):
+            rank = rank + 1 if rank + 1 < num_ranks else 0
+            if loads[rank] + weights[block] <= level and counts[rank] < limit:
+                ranks[block] = rank
+                loads[rank] += weights[block]
+                counts[rank] += 1
+                break
+    return ranks
 
 
 @kernel

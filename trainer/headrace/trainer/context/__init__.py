@@ -1,0 +1,1 @@
+"""Context parallelism: the tokens of one sequence on several ranks, whose attention exchanges keys and values."""
