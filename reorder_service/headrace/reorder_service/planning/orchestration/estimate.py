@@ -137,7 +137,6 @@ def microbatch_s(demand: Demand, candidate: Candidate) -> dict[str, float]:
     """Return by unit the seconds of a microbatch's forward and backward in all its stages."""
     return {
         unit.name: microbatch_samples(demand, candidate, unit.name) * demand.step_s(unit, candidate.grids[unit.name].tp)
-        + sum(unit.microbatch_s)
         for unit in demand.units
     }
 
@@ -165,13 +164,16 @@ def update_s(demand: Demand, candidate: Candidate) -> float:
 
 
 def step_s(demand: Demand, candidate: Candidate, *, overlapped: bool = False) -> float:
-    """Return the seconds of a step (eq. 4.2): a microbatch through all stages, K - 1 times the slowest, the exchange, the update.
+    """Return the seconds of a step (eq. 4.2): a microbatch through all stages, K - 1 times the slowest, the exchange.
 
     Encoders run side by side, so the longest counts. Interleaved schedules fill the pipeline in a part of the time, as many as
-    there are chunks. overlapped: count of the exchange what computing does not hide, instead of all of it as the papers do.
+    there are chunks. overlapped: count of the exchange what computing does not hide, and what microbatches and steps take besides
+    their samples. The papers count all of the former and none of the latter.
     """
     grids, count = candidate.grids, candidate.microbatches
     whole = microbatch_s(demand, candidate)
+    if overlapped:
+        whole = {unit.name: whole[unit.name] + sum(unit.microbatch_s) for unit in demand.units}
     slowest = {unit.name: whole[unit.name] * float(time_share(unit, grids[unit.name].pp)) for unit in demand.units}
     exchange = []
     for unit in demand.units:
@@ -186,7 +188,8 @@ def step_s(demand: Demand, candidate: Candidate, *, overlapped: bool = False) ->
         exchange.append(float(sum(exposed)))
     encoders = [whole[name] for name in grids if name not in (LLM, GENERATOR)]
     filling = max(encoders, default=0.0) + whole[LLM] + whole.get(GENERATOR, 0.0)
-    return filling / demand.chunks + (count - 1) * max(slowest.values()) + max(exchange) + update_s(demand, candidate)
+    behind_s = update_s(demand, candidate) if overlapped else 0.0
+    return filling / demand.chunks + (count - 1) * max(slowest.values()) + max(exchange) + behind_s
 
 
 def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:

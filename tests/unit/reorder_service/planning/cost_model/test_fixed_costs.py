@@ -25,6 +25,7 @@ from headrace.reorder_service.planning.orchestration.estimate import step_s, upd
 from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge
 from headrace.reorder_service.planning.orchestration.judgement import EXCHANGE, UPDATE
 from headrace.reorder_service.planning.orchestration.model_demand import Training, demand_of
+from headrace.reorder_service.planning.orchestration.searches import SEARCHES
 from headrace.reorder_service.planning.simulation.prediction import predict_step
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec, parse_spec
@@ -84,7 +85,12 @@ def test_every_microbatch_takes_as_much_more_on_the_stage_that_is_always_busy(co
 
 
 def test_the_formula_says_the_same_of_equal_microbatches() -> None:
-    assert step_s(demand(), candidate(4)) == pytest.approx(seconds(demand(), candidate(4)), rel=1e-3)
+    assert step_s(demand(), candidate(4), overlapped=True) == pytest.approx(seconds(demand(), candidate(4)), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_every_search_has_an_answer_by_the_papers_formula_which_has_neither(name: str) -> None:
+    assert SEARCHES[name](demand())[0].grids == SEARCHES[name](demand(fixed=False))[0].grids
 
 
 def test_colocated_ranks_take_it_for_every_microbatch_and_update_all_units() -> None:
