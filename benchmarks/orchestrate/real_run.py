@@ -1,7 +1,8 @@
 """A placement on this machine's cores, trained for real: the step that `headrace orchestrate` forecasts beside what steps take.
 
-Costs are measured by `headrace profile` first. Then the written job is trained by the trainers of the written placement, one
-thread each, with a reorder service and a preprocessor beside them: what these take of the cores, nobody forecasts.
+Costs are measured by `headrace profile` first, as exactly as its times are to be known and beside another process, as trainers
+are. Then the written job is trained by the trainers of the written placement, one thread each, with a reorder service and a
+preprocessor beside them: what these take of the cores, nobody forecasts.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ CORES = 2
 LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8
 """Steps in which the job learns its costs, for its own forecasts, and steps behind them that are compared."""
 GOAL_PERCENT = 5.0
+WITHIN, PROFILE_S = 0.01, 60.0
+"""How exactly times are to be known, and the seconds after which they are taken as they are: of each unit's layers and stage."""
 _LONGEST_S = 600.0
 MACHINE = {
     "nodes": 1,
@@ -90,6 +93,7 @@ def placed(folder: Path) -> dict[str, Any]:
     costs, out = folder / "costs.json", folder / "plan"
     progress(f"real run: profile of {MODEL}")
     profile = ["profile", MODEL, "--units", "vision,llm", "--threads", "1", "--vocab", str(VOCABULARY), "--out", str(costs)]
+    profile += ["--within", str(WITHIN), "--seconds", str(PROFILE_S), "--beside", str(CORES - 1)]
     _ran("profile", [*profile, "--tokens", "16,32,64,128,256,512"], folder)
     place = [
         "orchestrate", "--model", MODEL, "--data", str(example_data() / DATA), "--max-pixels", str(MAX_PIXELS),

@@ -18,9 +18,9 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,9 @@ from numpy.typing import NDArray
 from headrace.backward_factors import BackwardTimes
 from headrace.errors import UserError
 from headrace.plan import GENERATOR, LLM
+
+if TYPE_CHECKING:
+    from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -65,13 +68,29 @@ class CostTable:
     """Unit of `costs`; empty if unknown."""
     memory_unit: str = ""
     """Unit of `memory`; empty if unknown."""
-    backward: Mapping[str, BackwardTimes] = field(default_factory=dict)
-    """Measured times of the backward over those of the forward, of the units for which they are known."""
+    measured: MeasuredCosts | None = None
+    """Measured costs of the model that the table is of, for its backward and what microbatches take besides their samples."""
 
     @property
     def units(self) -> tuple[str, ...]:
         """Names of the units in pipeline order, at least one."""
         return tuple(self.costs)
+
+    @property
+    def backward(self) -> Mapping[str, BackwardTimes]:
+        """Measured times of the backward over those of the forward, of the units for which they are known."""
+        from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
+
+        return {} if self.measured is None else self.measured.backward_times([unit for unit in self.units if unit in PARTS_OF])
+
+    def microbatch_s(self, backward_factors: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """Return by unit the seconds of a microbatch besides those of its samples (`MeasuredCosts.microbatch_s`).
+
+        Nothing where costs are not in seconds, or none were measured.
+        """
+        if self.measured is None or self.time_unit != SECONDS:
+            return {}
+        return self.measured.microbatch_s([unit for unit in self.backward if unit in backward_factors], backward_factors)
 
     def totals(self) -> dict[str, float]:
         """Return the cost of all samples together, by unit."""

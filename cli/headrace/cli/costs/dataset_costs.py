@@ -106,7 +106,7 @@ class Estimator:
             name="the data set",
             time_unit=SECONDS,
             memory_unit=MEMORY_BYTES,
-            backward={} if self._measured is None else self._measured.backward_times(self._units),
+            measured=self._measured,
         )
 
 

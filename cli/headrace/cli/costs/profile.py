@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.costs.profile_measuring import Measuring, Patience, progress_of_shares
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 
 if TYPE_CHECKING:
-    from headrace.cli.costs.profile_fit import FittedKind
+    from headrace.cli.costs.profile_report import Profile
     from headrace.spec import JobSpec
-    from headrace.trainer.profiling.layer_times import KindTimes, LayerTimer
+    from headrace.trainer.profiling.layer_times import LayerTimer
     from headrace.trainer.profiling.profiled_model import ProfiledModel
 
 DEFAULT_TOKENS = "64,128,256,512,1024,2048,4096"
 _FEWEST_COUNTS = 3
+_MOST_BESIDE = 64
 _EPILOG = """\
 Every kind of layer is timed on packed samples of each of the numbers of positions (--tokens): patches of an image for the vision
 encoder, frames (two mel frames) of a recording for the audio encoder, text tokens for the LLM, image tokens for the generator.
 One layer stands for all that are alike; embedding, projectors and output layers are kinds of their own. The times of a unit are
-the sums. With --tp, layers are cut as tensor parallelism cuts them, and one slice is timed, without its communication.
+the sums. With --tp, layers are cut as tensor parallelism cuts them, and one slice is timed, without its communication. Then the
+unit is timed as one stage of a pipeline, of at most 8 layers, on microbatches of one to eight samples, in whose texts one token
+of eight carries loss. This says what layers take in a stage, what every microbatch takes besides (calls of kernels, the gradient
+of an embedding, sums of gradients), and what follows once a step: gradients are collected and clipped, weights updated.
 
-The file has a polynomial a x^2 + b x + c for the forward of each layer, and for each unit the times of its backward (gradients of
-inputs and of weights, and the re-run of checkpointing) over those of the forward. It is what --coefficients reads: all of it in
-`headrace compare`, `inspect --costs`, `job submit` and `train --submit`, the backward in `plan`, `simulate`, `train --emulate`.
+All kinds and lengths are timed in turn, round after round, until their medians are known to --within a share. The conditions are
+to be those of training: as many --threads as a rank has, and --beside as many others as share the cores.
+
+The file has a polynomial a x^2 + b x + c for the forward of each layer, that of the LLM's head by tokens that carry loss, and for
+each unit the times of its backward (gradients of inputs and of weights, and the re-run of checkpointing) over those of the
+forward, and the seconds of a microbatch and of a step besides. It is what --coefficients reads: all of it in `headrace
+orchestrate`; all but the step's in `compare`, `job submit` and `train --submit`; the samples' costs in `inspect --costs`; the
+backward in `plan`, `simulate` (with the microbatch's where costs are in seconds) and `train --emulate`.
 
 examples:
   headrace profile small --out small.json
@@ -50,8 +61,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", default=DEFAULT_TOKENS, metavar="N,...", help="positions of a sample (default: %(default)s)")
     parser.add_argument("--tp", default="1", metavar="N,...", help="tensor-parallel widths (default: %(default)s)")
     parser.add_argument(
-        "--repeats", type=int, default=7, metavar="N", help="times of which the median counts (default: %(default)s)"
+        "--repeats", type=int, default=7, metavar="N", help="rounds at least, of which medians count (default: %(default)s)"
     )
+    parser.add_argument(
+        "--within",
+        type=float,
+        default=0.02,
+        metavar="SHARE",
+        help="go on until the 95 %% confidence intervals of a unit's times are no more than this to either side (default: 0.02)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="but once there are --repeats rounds not for longer, for the layers of a unit and for its stage (default: 30)",
+    )
+    parser.add_argument(
+        "--beside",
+        type=int,
+        default=0,
+        metavar="N",
+        help="have so many other processes measure the same meanwhile, as ranks that share processor cores will (default: 0)",
+    )
+    parser.add_argument("--as-companion", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--spec", type=Path, metavar="SPEC.yaml", help="the job whose image and audio settings the model has")
     parser.add_argument("--vocab", type=int, metavar="N", help="size of the vocabulary (default: the model's, or 32000)")
     parser.add_argument(
@@ -74,6 +107,11 @@ def run(args: argparse.Namespace) -> int:
     for flag, number in (("--repeats", args.repeats), ("--threads", args.threads), ("--vocab", args.vocab)):
         if number is not None and number < 1:
             raise UserError(f"{flag} must be at least 1, got {number}")
+    if not (0 < args.within < math.inf and 0 <= args.seconds < math.inf and 0 <= args.beside <= _MOST_BESIDE):
+        raise UserError(
+            f"--within must be a share above 0, --seconds at least 0 and --beside from 0 to {_MOST_BESIDE}, got {args.within}, "
+            f"{args.seconds} and {args.beside}"
+        )
     if len(counts) < _FEWEST_COUNTS:
         raise UserError(f"--tokens needs at least {_FEWEST_COUNTS} different numbers for a curve, got {args.tokens}")
     if args.out.is_dir():
@@ -84,15 +122,18 @@ def run(args: argparse.Namespace) -> int:
     except OSError as err:
         raise UserError(f"cannot write to {args.out}: {err.strerror}; name another file with --out") from err
     try:
-        document, kinds, checked = _profile(args, counts, widths)
+        document, profile = _profile(args, counts, widths)
         part_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
         part_file.replace(args.out)
     finally:
         part_file.unlink(missing_ok=True)
     if args.format == "json":
-        print(json.dumps(_report(kinds, checked) | {"file": str(args.out)}))
+        print(json.dumps(profile.to_json() | {"file": str(args.out)}))
     else:
-        _print(args, kinds, checked)
+        profile.show(args.model)
+        print(f"coefficients: {args.out}", file=sys.stderr)
+    for warning in profile.warnings():
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
 
 
@@ -104,20 +145,23 @@ def _numbers(flag: str, text: str) -> list[int]:
     return sorted(set(map(int, numbers)))
 
 
-def _profile(
-    args: argparse.Namespace, counts: Sequence[int], widths: Sequence[int]
-) -> tuple[dict[str, Any], list[FittedKind], tuple[float, float] | None]:
-    """Return the content of the file, the fitted kinds and, with --check, forecast and measured seconds of the whole model."""
+def _profile(args: argparse.Namespace, counts: Sequence[int], widths: Sequence[int]) -> tuple[dict[str, Any], Profile]:
+    """Return the content of the file, and what was measured."""
     import torch
 
-    from headrace.cli.costs.profile_fit import FittedKind, profile_document
+    from headrace.cli.costs.profile_companions import companions
+    from headrace.cli.costs.profile_fit import FittedKind, part_costs, profile_document
+    from headrace.cli.costs.profile_report import Profile
+    from headrace.cli.costs.stage_fit import FittedStage
     from headrace.trainer.devices import local_device
     from headrace.trainer.models.adapted_units import HuggingFaceUnits
     from headrace.trainer.profiling.layer_times import LayerTimer
     from headrace.trainer.profiling.profiled_model import profiled_model
     from headrace.trainer.train_step import PRECISIONS
 
-    device = local_device(args.device)
+    device, dtype = local_device(args.device), PRECISIONS[args.precision]
+    if args.beside and device.type != "cpu":
+        raise UserError("--beside is for ranks that share processor cores: take it away, or add --device cpu")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     spec = _spec(args.spec)
@@ -126,22 +170,36 @@ def _profile(
     parts = _parts(args, profiled)
     positions = {part: _within(part, counts, profiled) for part in parts}
     profiled.check_widths(parts, widths)
-    timer = LayerTimer(profiled, device=device, dtype=PRECISIONS[args.precision])
-    kinds: list[FittedKind] = []
-    with _bar() as bar:
+    measuring = Measuring(LayerTimer(profiled, device=device, dtype=dtype), profiled, positions, widths, device, dtype)
+    patience = Patience(repeats=args.repeats, within=args.within, seconds=args.seconds)
+    if args.as_companion:
+        measuring.go_on_for_ever()
+    profile = Profile(patience=patience)
+    with companions(args, args.beside), progress_of_shares() as bar:
         for part in parts:
-            task = bar.add_task(part, total=args.repeats + 1)
-            times: list[KindTimes] = []
-            for times in timer.rounds(part, positions[part], widths, args.repeats):  # noqa: B007  (the last round has the medians)
-                bar.advance(task)
-            kinds += [FittedKind.of(of_kind) for of_kind in times]
+            times, share = measuring.layers(part, patience, bar)
+            kinds = [FittedKind.of(of_kind) for of_kind in times]
+            profile.kinds += kinds
+            profile.uncertainty[part] = share
+            if 1 not in widths:
+                continue  # a stage is whole, and so are its layers
+            stage, needed_bytes = measuring.stage(part, patience, bar)
+            if stage is None:
+                profile.too_large[part] = needed_bytes
+            else:
+                profile.stages[part] = FittedStage.of(stage, part_costs(kinds))
     head: dict[str, Any] = {"model": args.model}
     if adapted := {unit: path.name for unit in ("vision", "audio", "llm") if (path := getattr(args, unit)) is not None}:
         head["huggingface"] = adapted
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu, {torch.get_num_threads()} threads"
     head["measured_on"] = {"device": name, "dtype": args.precision, "torch": str(torch.__version__)}
-    document = profile_document(head, kinds, widths)
-    return document, kinds, _checked(document, profiled, timer, args.repeats) if args.check else None
+    if args.beside:
+        head["measured_on"]["beside"] = f"{args.beside} processes that did the same"
+    head["measured_on"]["uncertainty"] = ", ".join(f"{part} {share:.1%}" for part, share in profile.uncertainty.items())
+    document = profile_document(head, profile.kinds, widths, profile.stages)
+    if args.check:
+        profile.checked = _checked(document, profiled, measuring.timer, args.repeats)
+    return document, profile
 
 
 def _spec(path: Path | None) -> JobSpec:
@@ -173,15 +231,6 @@ def _within(part: str, counts: Sequence[int], profiled: ProfiledModel) -> list[i
     return within
 
 
-def _bar() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-
 def _checked(document: dict[str, Any], profiled: ProfiledModel, timer: LayerTimer, repeats: int) -> tuple[float, float]:
     """Return the forecast and the measured seconds of forward and backward of the whole model on a mixed microbatch."""
     from headrace.backward_factors import backward_factors
@@ -196,60 +245,5 @@ def _checked(document: dict[str, Any], profiled: ProfiledModel, timer: LayerTime
     )
     factors = backward_factors(profiled.parts, measured=costs.backward_times(profiled.parts))
     forecast = sum(float(estimated.seconds[unit].sum()) * (1 + factors[unit]) for unit in profiled.parts)
+    forecast += sum(map(sum, costs.microbatch_s(profiled.parts, factors).values()))
     return forecast, timer.whole(probes, repeats)
-
-
-def _report(kinds: Sequence[FittedKind], checked: tuple[float, float] | None) -> dict[str, Any]:
-    """Return the public JSON form of the fit and its errors."""
-    from headrace.cli.costs.profile_fit import worst, worst_of_units
-
-    rows = [
-        {
-            "unit": kind.times.part,
-            "kind": kind.times.name,
-            "tp": kind.times.tp,
-            "positions": kind.times.positions,
-            "measured_s": kind.times.forward_s,
-            "fitted_s": kind.fitted_s,
-            "errors": kind.errors,
-            "input_gradients_s": kind.times.input_gradients_s,
-            "weight_gradients_s": kind.times.weight_gradients_s,
-            "rerun_s": kind.times.rerun_s,
-        }
-        for kind in kinds
-    ]
-    whole = {} if checked is None else {"whole_model": {"forecast_s": checked[0], "measured_s": checked[1]}}
-    return {"kinds": rows, "worst_error": worst(kinds), "worst_error_of_a_unit": worst_of_units(kinds), **whole}
-
-
-def _print(args: argparse.Namespace, kinds: Sequence[FittedKind], checked: tuple[float, float] | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from headrace.cli.costs.profile_fit import worst, worst_of_units
-
-    table = Table(title=f"Forward of one sample in one layer or end of model {args.model}", title_justify="left")
-    for name in ("unit", "kind", "tp", "positions", "measured", "fitted", "error", "inputs", "weights", "re-run"):
-        table.add_column(name, justify="left" if name in ("unit", "kind") else "right", no_wrap=True)
-    for kind in kinds:
-        times = kind.times
-        for row, positions in enumerate(times.positions):
-            forward = times.forward_s[row]
-            ratios = (times.input_gradients_s[row], times.weight_gradients_s[row], times.rerun_s[row])
-            table.add_row(
-                *(("", "", "") if row else (times.part, times.name, str(times.tp))),
-                f"{positions:,.0f}", f"{forward * 1e3:.3f} ms", f"{kind.fitted_s[row] * 1e3:.3f} ms", f"{kind.errors[row]:+.1%}",
-                *(f"{seconds / forward:.2f} x" for seconds in ratios), end_section=row == len(times.positions) - 1,
-            )  # fmt: skip
-    console = Console(highlight=False)
-    console.width = max(console.width, 110)
-    console.print(table)
-    print("inputs, weights, re-run: times of the parts of the backward, each over the forward")
-    if max(kind.times.tp for kind in kinds) > 1:
-        print("tp: one slice of a layer, without the communication between slices")
-    print(f"the worst error of the fit is {worst(kinds):.1%} for a kind, {worst_of_units(kinds):.1%} for a whole unit")
-    if checked is not None:
-        forecast, measured = checked
-        words = f"forecast {forecast * 1e3:.1f} ms, measured {measured * 1e3:.1f} ms, {forecast / measured - 1:+.1%}"
-        print(f"the whole model, forward and backward of a mixed microbatch: {words}")
-    print(f"coefficients: {args.out}", file=sys.stderr)

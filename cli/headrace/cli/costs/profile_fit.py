@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.backward_factors import BackwardTimes
 from headrace.errors import UserError
+from headrace.plan import LLM
 
 if TYPE_CHECKING:
+    from headrace.cli.costs.stage_fit import FittedStage
     from headrace.reorder_service.planning.cost_model.coefficients import LayerCost
     from headrace.reorder_service.planning.cost_model.measured_costs import PartCosts
     from headrace.trainer.profiling.layer_times import KindTimes
+
+_HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +71,36 @@ def _sums(kinds: Iterable[FittedKind], pick: Callable[[FittedKind], Sequence[flo
 
 def part_costs(kinds: Sequence[FittedKind], tp: int = 1) -> PartCosts:
     """Return the costs of one part of a model at a tensor-parallel width, from all kinds of this part."""
+    from headrace.reorder_service.planning.cost_model.coefficients import TARGETS
     from headrace.reorder_service.planning.cost_model.measured_costs import PartCosts
 
     layers = [kind for kind in kinds if kind.times.layers and kind.times.tp == tp]
-    ends = [kind for kind in kinds if not kind.times.layers]
+    heads = [kind for kind in kinds if kind.times.part == LLM and kind.times.name == _HEAD]
+    ends = [kind for kind in kinds if not kind.times.layers and kind not in heads]
     by_index = {index: kind.cost for kind in layers for index in kind.times.layers}
+    backward = _backward([*layers, *ends])
+    by_name = {kind.times.name: kind.cost for kind in ends}
+    for head in heads:
+        by_name[TARGETS] = _of_targets(head.times, backward)
     return PartCosts(
         layers=tuple(by_index[index] for index in sorted(by_index)),
-        ends={kind.times.name: kind.cost for kind in ends},
-        backward=_backward([*layers, *ends]),
+        ends=by_name,
+        backward=backward,
         tp=tp,
     )
+
+
+def _of_targets(head: KindTimes, backward: BackwardTimes) -> LayerCost:
+    """Return the cost of the LLM's head by tokens that carry loss, for which alone it computes anything.
+
+    Its gradients are computed with the loss, in the forward, and there is one ratio of backward to forward for the whole unit: so
+    its cost is what with this ratio comes to its forward and backward together.
+    """
+    from headrace.reorder_service.planning.cost_model.coefficients import fit
+
+    both = zip(head.forward_s, head.input_gradients_s, head.weight_gradients_s, strict=True)
+    whole = fit(head.positions, [sum(seconds) for seconds in both])
+    return whole.scaled(1.0 / (1.0 + backward.input_gradients + backward.weight_gradients))
 
 
 def _backward(kinds: Sequence[FittedKind]) -> BackwardTimes:
@@ -94,8 +117,13 @@ def _backward(kinds: Sequence[FittedKind]) -> BackwardTimes:
     )
 
 
-def profile_document(head: Mapping[str, Any], kinds: Iterable[FittedKind], widths: Sequence[int]) -> dict[str, Any]:
-    """Return the content of a coefficients file: the first of the widths as the parts' own, the others as their `slices`."""
+def profile_document(
+    head: Mapping[str, Any], kinds: Iterable[FittedKind], widths: Sequence[int], stages: Mapping[str, FittedStage] | None = None
+) -> dict[str, Any]:
+    """Return the content of a coefficients file: the first of the widths as the parts' own, the others as their `slices`.
+
+    stages: what whole stages of parts say of their layers, by part.
+    """
     from headrace.reorder_service.planning.cost_model.coefficients_document import entry_of
 
     parts: dict[str, list[FittedKind]] = {}
@@ -103,8 +131,11 @@ def profile_document(head: Mapping[str, Any], kinds: Iterable[FittedKind], width
         parts.setdefault(kind.times.part, []).append(kind)
     units = {}
     for part, of_part in parts.items():
-        first, *others = widths
-        units[part] = entry_of(part_costs(of_part, first)) | ({"tp": first} if first > 1 else {})
+        costs = [part_costs(of_part, width) for width in widths]
+        if stages and part in stages:
+            costs = [stages[part].applied_to(of_width) for of_width in costs]
+        own, *others = costs
+        units[part] = entry_of(own) | ({"tp": own.tp} if own.tp > 1 else {})
         if others:
-            units[part]["slices"] = {str(width): entry_of(part_costs(of_part, width)) for width in others}
+            units[part]["slices"] = {str(of_width.tp): entry_of(of_width) for of_width in others}
     return {**head, "units": units}

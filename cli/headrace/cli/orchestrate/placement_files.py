@@ -170,7 +170,7 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
     They are those of the user, or counted at the cluster's rate. A model that the trainer has no name for is named as that of
     each part, since the job's own model has other layers.
     """
-    from headrace.reorder_service.planning.cost_model.coefficients import LayerCost, total
+    from headrace.reorder_service.planning.cost_model.coefficients import total
     from headrace.reorder_service.planning.cost_model.coefficients_document import document_of
     from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, nominal_coefficients
     from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts, PartCosts
@@ -180,16 +180,13 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
     cluster, spec, shape = problem.demand.cluster, problem.data.spec, problem.shape
     rate = DEVICE_FLOPS_PER_S / (cluster.flops_per_s * cluster.efficiency)
 
-    def at_rate(cost: LayerCost) -> LayerCost:
-        return LayerCost(quadratic=cost.quadratic * rate, linear=cost.linear * rate, constant=cost.constant * rate)
-
     widths = {unit: grid.tp for unit, grid in candidate.grids.items()}
     vocab = 0 if shape.llm.vocab else problem.data.vocab
     layers = nominal_coefficients(shape, image=spec.image, audio=spec.audio, vocab=vocab, tp=widths)
     parts = {
         unit: PartCosts(
-            layers=tuple(map(at_rate, layers[unit][: shape.units[unit].layers])),
-            ends={"ends": at_rate(total(layers[unit][shape.units[unit].layers :]))},
+            layers=tuple(layer.scaled(rate) for layer in layers[unit][: shape.units[unit].layers]),
+            ends={"ends": total(layers[unit][shape.units[unit].layers :]).scaled(rate)},
             tp=tp,
         )
         for unit, tp in widths.items()

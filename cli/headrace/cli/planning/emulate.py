@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     [strategy] = check_strategies([args.strategy])
     table = _scaled(read_cost_table(args.emulate), args.time_scale)
     whole = problem_of(args, table, strategy)
+    execution = dataclasses.replace(whole.batch.execution, microbatch_s={})  # nobody sleeps for it
 
     from headrace.cli.planning.emulated_ranks import (
         EmulatedRanks,  # imported here: it takes three seconds, for which an error in the arguments should not wait
@@ -83,9 +84,7 @@ def run(args: argparse.Namespace) -> int:
     with EmulatedRanks(num_ranks) as ranks:
         for step in range(args.steps):
             rows = _rows(table, args.batch, step)
-            batch = Problem.of(
-                rows, whole.batch.topology, whole.batch.execution, seed=args.seed, pack_tokens=args.pack_tokens
-            ).batch
+            batch = Problem.of(rows, whole.batch.topology, execution, seed=args.seed, pack_tokens=args.pack_tokens).batch
             outcome = Outcome.of(plan_timed(batch, strategy)[0], batch)
             if step == 0:
                 ranks.warm_up(outcome)

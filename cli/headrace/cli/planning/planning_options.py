@@ -41,7 +41,8 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
         "--coefficients",
         type=Path,
         metavar="FILE",
-        help="a file of `headrace profile`, of which the backward's share of each unit is taken (default: counted operations)",
+        help="a file of `headrace profile`, of which the backward's share of each unit is taken and, where the table is in "
+        "seconds, what microbatches take besides their samples (default: counted operations)",
     )
 
 
@@ -148,7 +149,7 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
     _check_execution(args)
     if args.bandwidth < math.inf and table.transfer_bytes is None:
         raise UserError(f"--bandwidth needs to know what is sent: give {table.name} a bytes_<unit> column per unit")
-    return Execution(
+    execution = Execution(
         schedule=args.schedule,
         chunks=args.chunks,
         in_flight=args.in_flight,
@@ -169,6 +170,10 @@ def execution_of(args: argparse.Namespace, topology: Topology, table: CostTable)
         stratification=Stratification(coarse_quantile=args.coarse_quantile),
         post_balancing=orchmllm_option.post_balancing_of(args.orchmllm, topology.stages),
     )
+    fixed = table.microbatch_s(execution.backward_factors)
+    return dataclasses.replace(
+        execution, microbatch_s={unit: execution.by_kind(unit, *seconds) for unit, seconds in fixed.items()}
+    )
 
 
 def problem_of(args: argparse.Namespace, table: CostTable, strategy: str = "auto") -> Problem:
@@ -181,7 +186,7 @@ def problem_of(args: argparse.Namespace, table: CostTable, strategy: str = "auto
         raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
     table = table.take(slice(args.batch))
     if args.coefficients is not None:
-        table = dataclasses.replace(table, backward=_measured_backward(args.coefficients, table))
+        table = _with_measured(args.coefficients, table)
     topology = topology_of(args, table)
     problem = Problem.of(table, topology, execution_of(args, topology, table), seed=args.seed, pack_tokens=args.pack_tokens)
     [problem] = with_fastest_stages(args, [problem], strategy)
@@ -273,15 +278,14 @@ def _backward_factors(args: argparse.Namespace, units: Collection[str], table: C
     return backward_factors(units, frozen=frozen, checkpointing=checkpointing, measured=measured)
 
 
-def _measured_backward(path: Path, table: CostTable) -> dict[str, BackwardTimes]:
-    """Return the measured times of the backward of the table's units. Raises UserError for a file that lacks one of them."""
+def _with_measured(path: Path, table: CostTable) -> CostTable:
+    """Return the table with measured costs of its model. Raises UserError for a file that lacks one of its units."""
     from headrace.cli.costs.dataset_costs import read_coefficients
-    from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
 
-    times = read_coefficients(path).backward_times([unit for unit in table.units if unit in PARTS_OF])
-    if lacking := [unit for unit in table.units if unit not in times]:
+    table = dataclasses.replace(table, measured=read_coefficients(path))
+    if lacking := [unit for unit in table.units if unit not in table.backward]:
         raise UserError(f"{path} has no times of unit {lacking[0]!r}, but {table.name} has {', '.join(table.units)}")
-    return times
+    return table
 
 
 def _stages_of(args: argparse.Namespace, table: CostTable, most: Mapping[str, int]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
@@ -91,7 +92,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         checkpointing=[unit for unit, value in spec.of_units("checkpointing").items() if value is True],
         measured=measured,
     )
-    return Execution(
+    execution = Execution(
         colocated=spec.meet if spec.trainer == "colocated" else "",
         max_tokens=spec.max_tokens,
         schedule=spec.schedule,
@@ -119,6 +120,8 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
             ranks_per_node=orchmllm.ranks_per_node,
         ),
     )
+    fixed = {} if costs is None else costs.microbatch_s(topology.stages, factors)
+    return replace(execution, microbatch_s={unit: execution.by_kind(unit, *seconds) for unit, seconds in fixed.items()})
 
 
 def _sharing_of(spec: ExecutionSpec, topology: Topology) -> Sharing | None:

@@ -126,6 +126,12 @@ class Execution:
         weights = self.weight_gradient_factors.get(unit, min(WEIGHT_GRADIENTS, backward)) if self.schedule == ZERO_BUBBLE else 0.0
         return 1.0, backward - weights, weights
 
+    def by_kind(self, unit: str, forward_s: float, backward_s: float) -> tuple[float, float, float]:
+        """Return seconds of a unit's forward and whole backward as those of its actions, indexed by `headrace.schedule.Kind`."""
+        _, backward, weights = self.factors(unit)
+        later = weights / (backward + weights) if weights > 0 else 0.0
+        return forward_s, backward_s * (1.0 - later), backward_s * later
+
     def freed_by(self, unit: str) -> Kind:
         """Return the kind of action after which a unit frees the activations of a microbatch."""
         return freed_by(self.schedule, has_weights=self.factors(unit)[Kind.WEIGHT] > 0)

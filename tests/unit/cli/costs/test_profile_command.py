@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from headrace.trainer.profiling import profiled_batch
 from headrace.trainer.profiling.layer_times import KindTimes, LayerTimer
 
 POSITIONS = (64.0, 256.0, 1024.0)
-COUNTS = ["--tokens", "16,32,64", "--repeats", "3", "--threads", "1", "--vocab", "64"]
+COUNTS = ["--tokens", "16,32,64", "--repeats", "3", "--seconds", "0", "--threads", "1", "--vocab", "64"]
 
 
 @pytest.fixture(autouse=True)
@@ -27,8 +28,11 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiled_batch, "PACKED_POSITIONS", 64)
 
 
-def kind(cost: LayerCost, layers: tuple[int, ...] = (), *, name: str = "layer", tp: int = 1, noise: float = 1.0) -> FittedKind:
-    """A kind whose layers take what the polynomial says, the middle one times `noise`; its backward takes 1.5 and 0.5 of that."""
+def kind(
+    cost: LayerCost, layers: tuple[int, ...] = (), *, name: str = "layer", tp: int = 1, noise: float = 1.0, backward: float = 1.0
+) -> FittedKind:
+    """A kind whose layers take what the polynomial says, the middle one times `noise`; its backward takes 1.5 and 0.5 of that,
+    times `backward`."""
     forward = [cost.seconds(x) for x in POSITIONS]
     forward[1] *= noise
     return FittedKind.of(
@@ -39,8 +43,8 @@ def kind(cost: LayerCost, layers: tuple[int, ...] = (), *, name: str = "layer", 
             tp=tp,
             positions=POSITIONS,
             forward_s=tuple(forward),
-            input_gradients_s=tuple(1.5 * seconds for seconds in forward),
-            weight_gradients_s=tuple(0.5 * seconds for seconds in forward),
+            input_gradients_s=tuple(1.5 * backward * seconds for seconds in forward),
+            weight_gradients_s=tuple(0.5 * backward * seconds for seconds in forward),
             rerun_s=tuple(seconds * bool(layers) for seconds in forward),
         )
     )
@@ -53,11 +57,18 @@ def test_the_layers_of_a_part_stand_in_order_whatever_their_kinds() -> None:
     first, other = LayerCost(linear=1.0), LayerCost(linear=2.0)
     costs = part_costs([kind(other, (1, 3), name="layer 2"), kind(first, (0, 2)), kind(LayerCost(linear=5.0), name="head")])
     assert [round(layer.linear, 9) for layer in costs.layers] == [1, 2, 1, 2]
-    assert list(costs.ends) == ["head"]
+    assert list(costs.ends) == ["targets"]
+
+
+def test_the_head_is_a_cost_of_targets_which_comes_to_its_time_with_the_backward_of_the_layers() -> None:
+    costs = part_costs([kind(LayerCost(linear=1.0), (0, 1)), kind(LayerCost(linear=5.0), name="head", backward=0.1)])
+    whole = 1 + costs.backward.input_gradients + costs.backward.weight_gradients
+    assert whole == pytest.approx(3.0), "of the layers alone: the head's gradients come with its loss"
+    assert costs.ends["targets"].seconds(100) * whole == pytest.approx(500 * (1 + 0.1 * 2.0))
 
 
 def test_the_times_of_the_backward_are_those_of_layers_and_ends_together() -> None:
-    costs = part_costs([kind(LayerCost(linear=1.0), (0, 1, 2)), kind(LayerCost(linear=1.0), name="head")])
+    costs = part_costs([kind(LayerCost(linear=1.0), (0, 1, 2)), kind(LayerCost(linear=1.0), name="embedding")])
     assert costs.backward.input_gradients == pytest.approx(1.5)
     assert costs.backward.weight_gradients == pytest.approx(0.5)
     assert costs.backward.rerun == pytest.approx(0.75), "the end, a quarter of the forward, is not run again"
@@ -106,7 +117,7 @@ def test_a_real_model_is_measured_whole_and_costs_can_be_made_of_it(tmp_path: Pa
     assert {unit: [*costs.ends] for unit, costs in measured.parts.items()} == {
         "vision": ["embedding", "projector"],
         "audio": ["embedding", "projector"],
-        "llm": ["embedding", "head"],
+        "llm": ["embedding", "targets"],
         "generator": ["projector", "embedding", "head"],
     }
     assert all(costs.forward.seconds(64) > 0 and costs.backward.input_gradients > 0 for costs in measured.parts.values())
@@ -114,6 +125,9 @@ def test_a_real_model_is_measured_whole_and_costs_can_be_made_of_it(tmp_path: Pa
         (unit, tp) for unit in measured.parts for tp in (1, 2)
     }
     assert report["worst_error"] >= report["worst_error_of_a_unit"] >= 0
+    assert [stage["unit"] for stage in report["stages"]] == list(measured.parts)
+    assert all(min(costs.step_s) > 0 and sum(costs.microbatch_s) >= 0 for costs in measured.parts.values())
+    assert report["uncertainty"].keys() == measured.parts.keys()
     assert report["whole_model"]["forecast_s"] > 0
     assert report["whole_model"]["measured_s"] > 0
 
@@ -123,11 +137,30 @@ def test_the_table_shows_measured_beside_fitted_and_the_worst_error(tmp_path: Pa
     assert main(["profile", "tiny", "--units", "llm", *COUNTS, "--precision", "bf16", "--out", str(out)]) == 0
     table = capsys.readouterr().out
     assert all(
-        word in table for word in ("positions", "measured", "fitted", "error", "embedding", "head", "the worst error of the")
+        word in table
+        for word in ("positions", "measured", "+-", "fitted", "error", "embedding", "head", "the worst error of the", "update")
     )
     document = json.loads(out.read_text())
     assert document["measured_on"]["dtype"] == "bf16"
     assert list(document["units"]) == ["llm"]
+    assert document["units"]["llm"]["step"]["update_s"] > 0
+    assert document["measured_on"]["uncertainty"].startswith("llm ")
+
+
+def test_uncertain_times_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--units", "vision", *COUNTS, "--within", "1e-9", "--format", "json", "--out", str(tmp_path / "c.json")]
+    assert main(["profile", "tiny", *options]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1
+    assert re.search(r"warning: the times of vision(, whose layers take \S+ ms a sample)? are known to \+-\S+% only", said.err)
+    assert json.loads(said.out)["uncertainty"]["vision"] > 1e-9
+
+
+@pytest.mark.slow
+def test_processes_beside_it_measure_the_same_and_end_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, document = profile(tmp_path, capsys, "tiny", "--units", "vision", "--beside", "1", "--device", "cpu")
+    assert document["measured_on"]["beside"] == "1 processes that did the same"
+    assert [path.name for path in tmp_path.iterdir()] == ["coefficients.json"]
 
 
 def test_a_unit_of_transformers_is_measured_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,6 +196,8 @@ def test_an_interrupted_profile_leaves_no_file(tmp_path: Path, monkeypatch: pyte
         (["tiny", "--units", "generator"], "--units names 'generator', but model 'tiny' has vision, audio, llm"),
         (["tiny", "--units", "llm", "--check"], "--check compares the whole model"),
         (["tiny", "--repeats", "0"], "--repeats must be at least 1, got 0"),
+        (["tiny", "--within", "0"], "--within must be a share above 0, --seconds at least 0 and --beside from 0 to 64, got 0.0"),
+        (["tiny", "--beside", "-1"], "--beside from 0 to 64, got 0.02, 30.0 and -1"),
         (["tiny", "--out", "."], "--out . is a folder: name a file in it"),
         (["tiny", "--out", "nowhere/c.json"], "cannot write to nowhere/c.json: No such file"),
         (["tiny", "--llm", "nowhere"], "there is no config.json of a model at nowhere"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -14,9 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from headrace.sample import Probe
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.random_batch import random_batch
+from headrace.trainer.profiling.device_clock import DeviceClock
 from headrace.trainer.profiling.layer_kinds import Kind, kinds_of, randomise
-from headrace.trainer.profiling.profiled_batch import BatchShape, batch_shape, profiled_batch
+from headrace.trainer.profiling.profiled_batch import BatchShape, batch_shape
 from headrace.trainer.profiling.profiled_model import ProfiledModel
+from headrace.trainer.profiling.robust_estimate import Estimate
+
+_TINY_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,30 @@ class KindTimes:
     weight_gradients_s: tuple[float, ...]
     rerun_s: tuple[float, ...]
     """What activation checkpointing adds to forward and backward; 0 for an end, which is not checkpointed."""
+    half_width_s: tuple[float, ...] = ()
+    """Half of the confidence interval of forward and backward together (`robust_estimate`); empty: it is not known."""
+
+    @property
+    def uncertainty(self) -> tuple[float, ...]:
+        """Half of the confidence interval as a share of forward and backward together."""
+        both = zip(self.forward_s, self.input_gradients_s, self.weight_gradients_s, self.half_width_s, strict=False)
+        return tuple(half / max(forward + inputs + weights, _TINY_S) for forward, inputs, weights, half in both)
+
+
+def unit_uncertainty(kinds: Sequence[KindTimes]) -> float:
+    """Return half of the widest confidence interval of a unit's layers and ends, as a share of what they take together.
+
+    kinds: of one part and width. Layers of a kind are as wrong together as one of them is; kinds are by chance.
+    """
+    shares = []
+    for column in range(len(kinds[0].positions)):
+        halves, seconds = 0.0, 0.0
+        for kind in kinds:
+            layers = max(1, len(kind.layers))
+            halves += (layers * kind.half_width_s[column]) ** 2
+            seconds += layers * (kind.forward_s[column] + kind.input_gradients_s[column] + kind.weight_gradients_s[column])
+        shares.append(math.sqrt(halves) / max(seconds, _TINY_S))
+    return max(shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +94,7 @@ class LayerTimer:
         self._profiled = profiled
         self._device = device
         self._autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
-        self._now_s = now_s
+        self._now = DeviceClock(device, now_s)
 
     def whole(self, probes: Sequence[Probe], repeats: int) -> float:
         """Return the median seconds of forward and backward of the whole model on `mixed_probes`, after one run to warm up."""
@@ -82,14 +111,16 @@ class LayerTimer:
         model.to("meta")
         return median(times[1:])
 
-    def rounds(self, part: str, positions: Sequence[int], widths: Sequence[int], repeats: int) -> Iterator[list[KindTimes]]:
+    def rounds(
+        self, part: str, positions: Sequence[int], widths: Sequence[int], repeats: int
+    ) -> Generator[list[KindTimes], None, None]:
         """Time the kinds of a part, round after round over all kinds and numbers of positions, so that drifts spread evenly.
 
         The first of the `repeats` + 1 rounds only warms up. Yields the medians of the rounds so far after each round.
         """
         kinds = kinds_of(self._profiled.model, part, widths)
         shapes = [batch_shape(part, number, self._profiled.image) for number in positions]
-        batches = [self._batch(shape).to(self._device) for shape in shapes]
+        batches = [self._profiled.batch(shape).to(self._device) for shape in shapes]
         for kind in kinds:
             kind.materialise(self._device)
         try:
@@ -104,11 +135,6 @@ class LayerTimer:
         finally:
             for kind in kinds:
                 kind.release()
-
-    def _batch(self, shape: BatchShape) -> PackedMicrobatch:
-        model = self._profiled.model
-        token_ids = (max(model.image_token_id, model.audio_token_id) + 1, self._profiled.vocab_size)
-        return profiled_batch(shape, image=self._profiled.image, audio=self._profiled.audio, token_ids=token_ids)
 
     def _measure(self, kind: Kind, batch: PackedMicrobatch) -> _Seconds:
         parameters = [parameter for module in kind.modules for parameter in module.parameters()]
@@ -140,12 +166,6 @@ class LayerTimer:
         torch.autograd.backward(y, gradient)
         return forward_s, self._now() - began_s
 
-    def _now(self) -> float:
-        """Return the clock's seconds once the device has done what it was given."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        return self._now_s()
-
 
 def _medians(kind: Kind, shapes: Sequence[BatchShape], rows: Sequence[Sequence[_Seconds]]) -> KindTimes:
     """Return the median seconds of each cell for one of its segments.
@@ -156,6 +176,7 @@ def _medians(kind: Kind, shapes: Sequence[BatchShape], rows: Sequence[Sequence[_
     def of(pick: Callable[[_Seconds], float]) -> list[float]:
         return [median(map(pick, cell)) / len(shape.grids) for cell, shape in zip(rows, shapes, strict=True)]
 
+    halves = [Estimate.of([s.forward + s.backward for s in cell]).half_width for cell in rows]
     backward, inputs = of(lambda s: s.backward), of(lambda s: s.input_gradients)
     plain, checkpointed = of(lambda s: s.forward + s.backward), of(lambda s: s.checkpointed)
     return KindTimes(
@@ -168,4 +189,5 @@ def _medians(kind: Kind, shapes: Sequence[BatchShape], rows: Sequence[Sequence[_
         input_gradients_s=tuple(inputs),
         weight_gradients_s=tuple(max(0.0, b - i) for b, i in zip(backward, inputs, strict=True)),
         rerun_s=tuple(max(0.0, c - p) for c, p in zip(checkpointed, plain, strict=True)),
+        half_width_s=tuple(half / len(shape.grids) for half, shape in zip(halves, shapes, strict=True)),
     )

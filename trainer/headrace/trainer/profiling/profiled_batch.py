@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from headrace.anyres import uncut_tokens
 from headrace.plan import GENERATOR, LLM
-from headrace.sample import Probe
+from headrace.sample import LABEL_IGNORED, Probe
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, cumulative
 from headrace.trainer.models.audio_encoder import STRIDE
@@ -18,6 +19,10 @@ PACKED_POSITIONS = 2048
 """Positions of a microbatch of short samples. What a layer takes once per microbatch is spread over so many, as in training,
 where costs are added up sample by sample."""
 
+STAGE_TARGETS_EVERY = 8
+"""Of the tokens on which a stage is timed, one of so many carries loss."""
+_STAGE_SAMPLES = 1, 2, 4, 8
+"""Numbers of samples of the microbatches on which a stage is timed."""
 _MIXED = ((300, 10, 8.0), (150, 16, 0.0), (700, 0, 0.0), (100, 7, 15.0), (60, 12, 3.0), (450, 0, 5.0))
 """Samples as (text tokens, side of the image in image tokens, seconds of the recording)."""
 
@@ -31,6 +36,8 @@ class BatchShape:
     or image tokens."""
     grids: tuple[tuple[int, int], ...]
     """(rows, columns) of each segment's positions; a segment that is no image has one row."""
+    targets_every: int = 1
+    """Of a segment of text, one token of so many carries loss."""
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -38,21 +45,42 @@ class BatchShape:
         return tuple(rows * columns for rows, columns in self.grids)
 
     @property
+    def targets(self) -> tuple[int, ...]:
+        """Number of tokens of each segment that carry loss."""
+        return tuple(-(-length // self.targets_every) if self.part == LLM else 0 for length in self.lengths)
+
+    @property
     def mean_positions(self) -> float:
         """Mean number of positions of a segment."""
         return sum(self.lengths) / len(self.grids)
 
 
-def batch_shape(part: str, positions: int, image: ImageSpec) -> BatchShape:
+def batch_shape(part: str, positions: int, image: ImageSpec, count: int | None = None, targets_every: int = 1) -> BatchShape:
     """Return the segments of a microbatch on which a part is timed for samples of about that many positions.
 
-    Several short segments are packed. They differ in length by a little, as samples do: equal ones would take a faster path.
+    count: number of segments; None: as many short ones as PACKED_POSITIONS have room for. They differ in length by a little, as
+    samples do: equal ones would take a faster path.
     """
     group = image.merge if part == "vision" else 1
     rows = group * max(1, math.isqrt(positions) // group) if part in ("vision", GENERATOR) else 1
     columns = group * max(1, round(positions / rows / group))
-    count = max(1, PACKED_POSITIONS // (rows * columns))
-    return BatchShape(part=part, grids=tuple((rows, columns + group * (index % 2)) for index in range(count)))
+    count = max(1, PACKED_POSITIONS // (rows * columns)) if count is None else count
+    grids = tuple((rows, columns + group * (index % 2)) for index in range(count))
+    return BatchShape(part=part, grids=grids, targets_every=targets_every)
+
+
+def stage_shapes(part: str, positions: Sequence[int], image: ImageSpec) -> list[BatchShape]:
+    """Return microbatches of one or several samples, short and long, on which a whole stage is timed.
+
+    positions: sorted; the smallest, the largest and one between are taken. Few tokens carry loss, as in conversations.
+    """
+    lengths = dict.fromkeys((positions[0], positions[len(positions) // 2], positions[-1]))
+    return [
+        batch_shape(part, length, image, count, STAGE_TARGETS_EVERY)
+        for length in lengths
+        for count in _STAGE_SAMPLES
+        if count == 1 or count * length <= PACKED_POSITIONS
+    ]
 
 
 def profiled_batch(shape: BatchShape, *, image: ImageSpec, audio: AudioSpec, token_ids: tuple[int, int]) -> PackedMicrobatch:
@@ -67,12 +95,14 @@ def profiled_batch(shape: BatchShape, *, image: ImageSpec, audio: AudioSpec, tok
     mel_frames = lengths * STRIDE if is_audio else none
     tokens, patches, frames = int(cu_seqlens[-1]), int(image_cu_seqlens[-1]), int(mel_frames.sum())
     positions = [torch.arange(length) for length in shape.lengths if is_llm]
+    position_ids = torch.cat(positions) if positions else torch.zeros(0, dtype=torch.int64)
+    input_ids, labels = (torch.randint(*token_ids, (tokens,), generator=dice) for _ in range(2))
     each = torch.ones(len(lengths), dtype=torch.int32)
     return PackedMicrobatch(
         sample_ids=torch.arange(len(lengths)),
-        input_ids=torch.randint(*token_ids, (tokens,), generator=dice),
-        labels=torch.randint(*token_ids, (tokens,), generator=dice),
-        position_ids=torch.cat(positions) if positions else torch.zeros(0, dtype=torch.int64),
+        input_ids=input_ids,
+        labels=labels.masked_fill(position_ids % shape.targets_every != 0, LABEL_IGNORED),
+        position_ids=position_ids,
         cu_seqlens=cu_seqlens,
         sample_segments=torch.arange(len(lengths), dtype=torch.int32),
         pack_offsets=cu_seqlens,
@@ -84,7 +114,7 @@ def profiled_batch(shape: BatchShape, *, image: ImageSpec, audio: AudioSpec, tok
         mel_cu_seqlens=cumulative(mel_frames),
         images_per_sample=each * is_image,
         recordings_per_sample=each * is_audio,
-        num_targets=tokens,
+        num_targets=sum(shape.targets),
     )
 
 

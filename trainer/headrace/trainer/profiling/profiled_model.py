@@ -13,10 +13,12 @@ from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES, ModelShape
 from headrace.plan import GENERATOR, LLM
 from headrace.spec import AudioSpec, ImageSpec
+from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.slice_width import check_width
+from headrace.trainer.profiling.profiled_batch import BatchShape, profiled_batch
 
 _IMAGE_TOKEN, _AUDIO_TOKEN = 0, 1
 DEFAULT_VOCABULARY = 32_000
@@ -38,6 +40,11 @@ class ProfiledModel:
         patches = self.image.max_pixels // self.image.patch**2
         generated = patches // self.image.merge**2
         return {"vision": patches, GENERATOR: generated, "audio": self.audio.most_frames // STRIDE}.get(part, limits.MAX_TOKENS)
+
+    def batch(self, shape: BatchShape) -> PackedMicrobatch:
+        """Return a microbatch of these segments for the model, with random content, on the host."""
+        token_ids = (max(self.model.image_token_id, self.model.audio_token_id) + 1, self.vocab_size)
+        return profiled_batch(shape, image=self.image, audio=self.audio, token_ids=token_ids)
 
     def check_widths(self, parts: Iterable[str], widths: Iterable[int]) -> None:
         """Raise UserError for a tensor-parallel width that does not divide the heads or the MLP of one of the parts."""

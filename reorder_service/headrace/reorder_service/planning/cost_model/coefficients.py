@@ -27,6 +27,9 @@ on tokens, and the generator on image tokens. An encoder's projector counts as o
 and the layers at both ends of the generator as layers of the generator, and the output layer as a layer of the LLM.
 """
 
+TARGETS = "targets"
+"""What the LLM computes for tokens that carry loss only: its head, and the loss. Its costs are given on the number of these."""
+
 POWERS = ("quadratic", "linear", "constant")
 
 
@@ -50,9 +53,13 @@ class LayerCost:
         """Return the cost of one of `tp` equal slices, without what slicing itself costs."""
         return LayerCost(**{power: getattr(self, power) / tp for power in POWERS})
 
+    def scaled(self, by: float) -> LayerCost:
+        """Return the cost of a layer that takes so many times as long."""
+        return LayerCost(**{power: getattr(self, power) * by for power in POWERS})
+
 
 Coefficients = Mapping[str, Sequence[LayerCost]]
-"""The costs of the layers, in order, by part of the model (see PARTS)."""
+"""The costs of the layers, in order, by part of the model (see PARTS), and perhaps those of the LLM's TARGETS."""
 
 
 def total(layers: Iterable[LayerCost]) -> LayerCost:

@@ -4,13 +4,18 @@
      "units": {"vision": {"layers": 32, "quadratic_s": 1e-12, "linear_s": 2e-8, "constant_s": 1e-6,
                           "ends": {"projector": {"linear_s": 3e-8}},
                           "backward": {"input_gradients": 1.1, "weight_gradients": 0.9, "rerun": 1.0},
+                          "microbatch": {"forward_s": 1e-4, "backward_s": 2e-4},
+                          "step": {"gradients_s": 1e-3, "update_s": 5e-3},
                           "slices": {"2": {"layers": 32, "linear_s": 1e-8}}},
-               "llm": {"layers": [{"linear_s": 4e-8}, {"positions": [64, 256, 1024], "seconds": [0.1, 0.3, 0.9]}]}}}
+               "llm": {"layers": [{"linear_s": 4e-8}, {"positions": [64, 256, 1024], "seconds": [0.1, 0.3, 0.9]}],
+                       "ends": {"targets": {"linear_s": 5e-7}}}}}
 
 A unit here is a part of the model (`coefficients.PARTS`). Its layers are a number of equal ones or a list of single ones. A layer
-is given by its coefficients, 0 if left out, or by measurements to which they are fitted. Everything but the layers may be left
-out. `slices` has an entry of the same form for each further tensor-parallel width; ends are whole on every slice. `huggingface`
-names the Hugging Face model of each unit that is not the named model's own.
+is given by its coefficients, 0 if left out, or by measurements to which they are fitted. The end `targets` of the LLM is on the
+tokens that carry loss, all others on all positions. `microbatch` is what every microbatch takes besides its samples, `step` what
+every step takes besides its microbatches (`measured_costs.PartCosts`). Everything but the layers may be left out. `slices` has an
+entry of the same form for each further tensor-parallel width; ends are whole on every slice, and so is what a microbatch and a
+step take besides. `huggingface` names the Hugging Face model of each unit that is not the named model's own.
 """
 
 from __future__ import annotations
@@ -26,7 +31,9 @@ from headrace.reorder_service.planning.cost_model.measured_costs import BACKWARD
 _FIELDS = tuple(f"{power}_s" for power in POWERS)
 _MEASURED = ("positions", "seconds")
 _HEAD = ("model", "huggingface", "measured_on")
-_BESIDE_LAYERS = ("ends", "backward", "tp", "slices")
+_FIXED = {"microbatch": ("forward_s", "backward_s"), "step": ("gradients_s", "update_s")}
+"""Fields that are two numbers each, as PartCosts has them in `microbatch_s` and `step_s`."""
+_BESIDE_LAYERS = ("ends", "backward", "tp", "slices", *_FIXED)
 _MOST_LAYERS = 10_000
 _LARGEST = 1e9  # sums of costs stay far from the largest float
 _LARGEST_RATIO = 100.0  # of a part of the backward over the forward; about 1 where matrix products take the time
@@ -66,7 +73,9 @@ def entry_of(costs: PartCosts) -> dict[str, Any]:
     equal = len(set(costs.layers)) == 1
     layers = {"layers": len(costs.layers), **_fields(costs.layers[0])} if equal else {"layers": [*map(_fields, costs.layers)]}
     ends = {"ends": {name: _fields(layer) for name, layer in costs.ends.items()}} if costs.ends else {}
-    return {**layers, **ends, "backward": {name: getattr(costs.backward, name) for name in BACKWARD_FIELDS}}
+    pairs = {"microbatch": costs.microbatch_s, "step": costs.step_s}
+    fixed = {name: dict(zip(_FIXED[name], seconds, strict=True)) for name, seconds in pairs.items() if sum(seconds)}
+    return {**layers, **ends, "backward": {name: getattr(costs.backward, name) for name in BACKWARD_FIELDS}, **fixed}
 
 
 def _fields(layer: LayerCost) -> dict[str, float]:
@@ -84,8 +93,8 @@ def _part(where: str, entry: Any, tp: int | None) -> PartCosts:
             raise ValueError(
                 f"{where} was measured at tensor-parallel width {', '.join([str(own), *slices])}, but the unit's tp is {tp}"
             )
-        where, ends = f"{where}.slices.{tp}", entry.get("ends", {})
-        entry = {"ends": ends, **_mapping(where, slices[str(tp)])}
+        where, whole = f"{where}.slices.{tp}", {name: entry[name] for name in ("ends", *_FIXED) if name in entry}
+        entry = {**whole, **_mapping(where, slices[str(tp)])}
     if "layers" not in entry:
         raise ValueError(f"{where}.layers is required: a number of equal layers or a list of single ones")
     ends = _mapping(f"{where}.ends", entry.get("ends", {}))
@@ -94,7 +103,18 @@ def _part(where: str, entry: Any, tp: int | None) -> PartCosts:
         ends={name: _layer(f"{where}.ends.{name}", end) for name, end in ends.items()},
         backward=_backward(where, entry),
         tp=own if tp is None else tp,
+        microbatch_s=_pair(where, entry, "microbatch"),
+        step_s=_pair(where, entry, "step"),
     )
+
+
+def _pair(where: str, entry: Mapping[str, Any], name: str) -> tuple[float, float]:
+    fields = _FIXED[name]
+    values = _mapping(f"{where}.{name}", entry.get(name, dict.fromkeys(fields, 0.0)))
+    if set(values) != set(fields):
+        raise ValueError(f"{where}.{name} must have {' and '.join(fields)}, got {values!r}")
+    first, second = (_number(f"{where}.{name}.{field}", values[field]) for field in fields)
+    return first, second
 
 
 def _texts(where: str, value: Any) -> dict[str, str]:

@@ -80,7 +80,7 @@ class Correction:
             forward, backward, of_weights = lines.scale
             factors[unit] = (backward + of_weights) / forward
             weights[unit] = of_weights / forward
-        fixed = {unit: tuple(lines.microbatch_s) for unit, lines in self.units.items()}
+        fixed = {**execution.microbatch_s, **{unit: tuple(lines.microbatch_s) for unit, lines in self.units.items()}}
         stages = {unit: lines.stages for unit, lines in self.units.items() if lines.stages}
         return replace(
             execution, backward_factors=factors, weight_gradient_factors=weights, microbatch_s=fixed, stage_loads=stages

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.model_shape import ModelShape, TransformerShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats
-from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, VISION, Coefficients, LayerCost, total
+from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, TARGETS, VISION, Coefficients, LayerCost, total
 from headrace.reorder_service.planning.cost_model.kept_bytes import Keeping, kept_bytes
 
 if TYPE_CHECKING:  # importing these takes a fifth of a second
@@ -82,10 +82,10 @@ def estimate(
     projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
     job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
     images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
-    `MeasuredCosts.coefficients`). tp: number of slices of each layer by unit, 1 where none is given; measured coefficients have
-    their own. checkpointing: units that keep only each layer's input. frozen: units without gradients of weights, which keep
-    less. bf16_residual: units with `fp32_residual_connection: false`. backward_factors: as from `headrace.backward_factors`; a
-    unit with 0 keeps nothing.
+    `MeasuredCosts.coefficients`); their TARGETS count on the tokens that carry loss only. tp: number of slices of each layer by
+    unit, 1 where none is given; measured coefficients have their own. checkpointing: units that keep only each layer's input.
+    frozen: units without gradients of weights, which keep less. bf16_residual: units with `fp32_residual_connection: false`.
+    backward_factors: as from `headrace.backward_factors`; a unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
@@ -105,6 +105,8 @@ def estimate(
         lengths[GENERATOR] = _Lengths.of([probe.image_patches for probe in probes], stride=image.merge**2)
     _check_parts(units, layers, lengths, probes)
     seconds = {part: x.on(total(layers.get(part, ()))) for part, x in lengths.items()}
+    if TARGETS in layers:
+        seconds[LLM] = seconds[LLM] + _Lengths.of([(probe.num_targets,) for probe in probes]).on(total(layers[TARGETS]))
     transfer = {part: x.sums * float(_BYTES * stacks[part].width) for part, x in lengths.items()}
     memory: dict[str, Floats] = {}
     for unit in units:

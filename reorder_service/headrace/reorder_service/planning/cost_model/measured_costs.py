@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from headrace.backward_factors import BackwardTimes
 from headrace.model_shape import ModelShape
-from headrace.reorder_service.planning.cost_model.coefficients import PARTS, Coefficients, LayerCost, total
+from headrace.plan import LLM
+from headrace.reorder_service.planning.cost_model.coefficients import PARTS, TARGETS, Coefficients, LayerCost, total
 from headrace.reorder_service.planning.cost_model.cost import PARTS_OF
 
 BACKWARD_FIELDS = ("input_gradients", "weight_gradients", "rerun")
@@ -23,11 +24,20 @@ class PartCosts:
     layers: tuple[LayerCost, ...]
     """Forward seconds of each layer of the stack, in order."""
     ends: Mapping[str, LayerCost] = field(default_factory=dict)
-    """Forward seconds of what stands in front of the layers and behind them, by name: embedding, projector, head."""
+    """Forward seconds of what stands in front of the layers and behind them, by name: embedding, projector, head.
+
+    The LLM's TARGETS are on the number of tokens that carry loss. Theirs are such that with the unit's backward, as `backward`
+    has it, they come to what targets take forward and backward.
+    """
     backward: BackwardTimes = field(default_factory=BackwardTimes)
     """Times of the backward of layers and ends together, each over that of their forward."""
     tp: int = 1
     """Number of slices that each layer is cut into."""
+    microbatch_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds of the forward and of the backward of a microbatch in all layers and ends, besides those of its samples."""
+    step_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds once a step for all weights: to collect their gradients, which every replica does, and to clip and update, of which
+    every replica has its share."""
 
     @property
     def forward(self) -> LayerCost:
@@ -51,7 +61,34 @@ class MeasuredCosts:
     @property
     def coefficients(self) -> Coefficients:
         """The forward costs of all layers and ends, for `cost.estimate(measured=...)`."""
-        return {part: (*costs.layers, *costs.ends.values()) for part, costs in self.parts.items()}
+        found = {
+            part: (*costs.layers, *(end for name, end in costs.ends.items() if name != TARGETS))
+            for part, costs in self.parts.items()
+        }
+        has_targets = LLM in self.parts and TARGETS in self.parts[LLM].ends
+        return found | {TARGETS: (self.parts[LLM].ends[TARGETS],)} if has_targets else found
+
+    def microbatch_s(self, units: Collection[str], backward_factors: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+        """Return by unit the seconds of a microbatch besides those of its samples, forward and backward, where there are some.
+
+        backward_factors: of the units as they are trained. A backward that does less or more than the measured one, as that of
+        frozen or checkpointed layers, takes as much less or more.
+        """
+        found = {}
+        for unit in units:
+            forward_s = backward_s = 0.0
+            for costs in (self.parts[part] for part in PARTS_OF[unit] if part in self.parts):
+                measured = costs.backward.input_gradients + costs.backward.weight_gradients
+                forward_s += costs.microbatch_s[0]
+                backward_s += costs.microbatch_s[1] * (backward_factors[unit] / measured if measured > 0 else 0.0)
+            if forward_s or backward_s:
+                found[unit] = forward_s, backward_s
+        return found
+
+    def step_s(self, unit: str) -> tuple[float, float]:
+        """Return a unit's seconds once a step, of all its parts together (`PartCosts.step_s`)."""
+        of_parts = [self.parts[part].step_s for part in PARTS_OF[unit] if part in self.parts]
+        return sum(one for one, _ in of_parts), sum(other for _, other in of_parts)
 
     def backward_times(self, units: Collection[str]) -> dict[str, BackwardTimes]:
         """Return the measured times of those of `units` that have some, for `backward_factors(measured=...)`.

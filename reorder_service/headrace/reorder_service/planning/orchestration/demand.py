@@ -35,6 +35,10 @@ class UnitDemand:
     """Of its weights, those in front of the first layer (embedding), which the first stage has besides its layers."""
     back_parameters: float = 0.0
     """Of its weights, those behind the last layer, which the last stage has."""
+    microbatch_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds of a microbatch's forward and backward in all its stages together, besides those of its samples."""
+    step_s: tuple[float, float] = (0.0, 0.0)
+    """Seconds once a step for all its weights: to collect gradients, and to update the weights (`measured_costs.PartCosts`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

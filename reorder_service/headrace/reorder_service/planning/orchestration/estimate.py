@@ -141,14 +141,39 @@ def microbatch_s(demand: Demand, candidate: Candidate) -> dict[str, float]:
     }
 
 
+def unit_update_s(unit: UnitDemand, dp: Ints | int, tp: Ints | int, pp: Ints | int) -> Floats:
+    """Return the seconds in which a unit's fullest GPU collects gradients behind the last action, clips and applies them.
+
+    Replicas share the update (ZeRO-1).
+    """
+    collect_s, apply_s = unit.step_s
+    seconds: Floats = unit.trained_share * weight_share(unit, pp) / np.asarray(tp) * (collect_s + apply_s / np.asarray(dp))
+    return seconds
+
+
+def update_s(demand: Demand, candidate: Candidate) -> float:
+    """Return the seconds of the slowest GPU behind the last action of a step.
+
+    Units on the same GPUs, and all units of colocated ranks, take their turns.
+    """
+    of_units = {unit.name: float(unit_update_s(unit, *_sizes(candidate.grids[unit.name]))) for unit in demand.units}
+    if candidate.placement == "colocated":
+        return sum(of_units.values())
+    of_units[LLM] += sum(of_units[unit] for unit in candidate.guests)
+    return max(of_units.values())
+
+
 def step_s(demand: Demand, candidate: Candidate, *, overlapped: bool = False) -> float:
     """Return the seconds of a step (eq. 4.2): a microbatch through all stages, K - 1 times the slowest, the exchange.
 
     Encoders run side by side, so the longest counts. Interleaved schedules fill the pipeline in a part of the time, as many as
-    there are chunks. overlapped: count of the exchange what computing does not hide, instead of all of it as the papers do.
+    there are chunks. overlapped: count of the exchange what computing does not hide, and what microbatches and steps take besides
+    their samples. The papers count all of the former and none of the latter.
     """
     grids, count = candidate.grids, candidate.microbatches
     whole = microbatch_s(demand, candidate)
+    if overlapped:
+        whole = {unit.name: whole[unit.name] + sum(unit.microbatch_s) for unit in demand.units}
     slowest = {unit.name: whole[unit.name] * float(time_share(unit, grids[unit.name].pp)) for unit in demand.units}
     exchange = []
     for unit in demand.units:
@@ -163,7 +188,8 @@ def step_s(demand: Demand, candidate: Candidate, *, overlapped: bool = False) ->
         exchange.append(float(sum(exposed)))
     encoders = [whole[name] for name in grids if name not in (LLM, GENERATOR)]
     filling = max(encoders, default=0.0) + whole[LLM] + whole.get(GENERATOR, 0.0)
-    return filling / demand.chunks + (count - 1) * max(slowest.values()) + max(exchange)
+    behind_s = update_s(demand, candidate) if overlapped else 0.0
+    return filling / demand.chunks + (count - 1) * max(slowest.values()) + max(exchange) + behind_s
 
 
 def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:

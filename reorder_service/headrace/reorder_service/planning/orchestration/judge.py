@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     exposed_exchange_s,
     memory_bytes,
     microbatch_samples,
+    update_s,
     usable_bytes,
 )
 from headrace.reorder_service.planning.orchestration.exchange import gathering_s, sharded_state
@@ -28,6 +29,7 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     PARTS,
     SLICES,
     TRANSFERS,
+    UPDATE,
     WAITING,
     Judgement,
     RankMemory,
@@ -58,6 +60,7 @@ class Simulated:
     slots: Slots
     strategy: str
     step_s: float
+    """Without the update of the weights."""
     peaks: Floats
     """(S,) most bytes of activations that any replica of each stage holds, of all units on its GPUs; one entry on colocated
     ranks."""
@@ -80,7 +83,7 @@ def judge(
     can be run with the demand's schedule.
     """
     steps = [simulated(demand, candidate, rows, strategy, seed, quick=quick) for rows in batches]
-    seconds = np.array([step.step_s for step in steps])
+    seconds = np.array([step.step_s for step in steps]) + update_s(demand, candidate)
     parts = dict.fromkeys(PARTS, 0.0) if quick else _parts(demand, candidate, batches, steps, seconds)
     peaks = np.max([step.peaks for step in steps], axis=0)
     chosen = {step.strategy for step in steps}
@@ -159,7 +162,7 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
         return Execution(colocated="microbatch", backward_factors=factors)
     cluster = demand.cluster
     across = candidate.gpus > cluster.gpus_per_node
-    return Execution(
+    execution = Execution(
         schedule=demand.schedule,
         chunks=demand.chunks,
         backward_factors=factors,
@@ -170,6 +173,8 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
         may_cross_replicas=True,
         unit_replicas={unit: grid.dp for unit, grid in candidate.grids.items() if grid.dp != candidate.grids[LLM].dp},
     )
+    fixed = {unit.name: unit.microbatch_s for unit in demand.units if sum(unit.microbatch_s) > 0}
+    return replace(execution, microbatch_s={unit: execution.by_kind(unit, *seconds) for unit, seconds in fixed.items()})
 
 
 def _exchange(demand: Demand, candidate: Candidate) -> dict[str, tuple[float, float]]:
@@ -242,6 +247,8 @@ def _colocated_s(demand: Demand, batch: Batch, slots: Slots, gathering: tuple[fl
     loads = batch.loads(slots)
     forward = loads.sum(axis=2).max(axis=0)
     backward = (loads * (batch.step_factors - 1)).sum(axis=2).max(axis=0)
+    forward = forward + sum(unit.microbatch_s[0] for unit in demand.units)
+    backward = backward + sum(unit.microbatch_s[1] for unit in demand.units)
     of_microbatch = forward + backward + exposed_s(gathering[0], forward, layers) + exposed_s(gathering[1], backward, layers)
     return float(of_microbatch[filled].sum())
 
@@ -253,8 +260,9 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simu
     for unit in demand.units:
         tp, least = candidate.grids[unit.name].tp, min(unit.forward_s)
         rows = batches[: len(taken)]
-        model += least * (1 + unit.backward_factor) * float(unit.forward_s[least][rows].sum())
-        work += tp * (1 + unit.backward_factor) * float(unit.forward_s[tp][rows].sum())
+        fixed_s = len(taken) * candidate.microbatches * candidate.grids[unit.name].dp * sum(unit.microbatch_s)
+        model += least * ((1 + unit.backward_factor) * float(unit.forward_s[least][rows].sum()) + fixed_s)
+        work += tp * ((1 + unit.backward_factor) * float(unit.forward_s[tp][rows].sum()) + fixed_s)
     parts = dict.fromkeys(PARTS, 0.0)
     for step in taken:
         ideal_s, sent_s = _without_links(demand, candidate, step)
@@ -263,7 +271,8 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simu
         parts[WAITING] += candidate.gpus * ideal_s
     parts[MODEL], parts[SLICES] = model, max(0.0, work - model)
     parts[WAITING] = max(0.0, parts[WAITING] - parts[MODEL] - parts[SLICES])
-    scale = float(seconds.mean()) / sum(step.step_s for step in taken)
+    parts[UPDATE] = candidate.gpus * len(taken) * update_s(demand, candidate)
+    scale = float(seconds.mean()) / float(seconds[: len(taken)].sum())
     parts = {name: amount * scale for name, amount in parts.items()}
     parts[IDLE] = (demand.cluster.num_gpus - candidate.gpus) * float(seconds.mean())
     return parts

@@ -13,13 +13,16 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.cluster import Cluster
 
 GIB = 2.0**30
-MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, IDLE = "model", "slices", "waiting", "transfers", "exchange", "idle"
+MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, UPDATE, IDLE = (
+    "model", "slices", "waiting", "transfers", "exchange", "update", "idle",
+)  # fmt: skip
 PARTS: Mapping[str, str] = {
     MODEL: "the model's work",
     SLICES: "exchange and repeated work of tensor slices",
     WAITING: "waiting for other stages (bubbles)",
     TRANSFERS: "transfers between stages",
     EXCHANGE: "exchange of gradients and weights between replicas",
+    UPDATE: "the optimizer",
     IDLE: "GPUs without a unit",
 }
 """Where the time of all GPUs goes, in words."""

@@ -18,7 +18,13 @@ from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
-from headrace.reorder_service.planning.orchestration.estimate import exposed_exchange_s, hop_s, state_bytes, usable_bytes
+from headrace.reorder_service.planning.orchestration.estimate import (
+    exposed_exchange_s,
+    hop_s,
+    state_bytes,
+    unit_update_s,
+    usable_bytes,
+)
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import widths
 from headrace.reorder_service.planning.orchestration.stage_cuts import time_share
 
@@ -162,7 +168,7 @@ def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[s
     of a row take the sum of p in all and, once for every further machine, the longest p.
     """
     zeros = np.zeros(dp[LLM].size)
-    longest, rest, slowest, exchange = zeros, zeros, zeros, zeros
+    longest, rest, slowest, exchange, update = zeros, zeros, zeros, zeros, zeros
     for unit in demand.units:
         name = unit.name
         samples = demand.global_batch / count / dp[name]
@@ -170,10 +176,12 @@ def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[s
         for width, forward_s in unit.forward_s.items():
             of_sample[tp[name] == width] = demand.step_s(unit, width)
             of_largest[tp[name] == width] = float(forward_s.max()) * (1 + unit.backward_factor)
-        stage = samples * of_sample * time_share(unit, pp[name])
+        fixed_s = sum(unit.microbatch_s)
+        stage = (samples * of_sample + fixed_s) * time_share(unit, pp[name])
         slowest = np.maximum(slowest, stage)
-        whole = np.maximum(samples * of_sample, of_largest)
+        whole = np.maximum(samples * of_sample, of_largest) + fixed_s
         sizes = dp[name], tp[name], pp[name]
+        update = np.maximum(update, unit_update_s(unit, *sizes))
         exposed = exposed_exchange_s(unit, demand.cluster, *sizes, stage / (1 + unit.backward_factor))
         exchange = np.maximum(exchange, sum(exposed))
         whole = whole + (pp[name] - (name == demand.unit_names[-1])) * hop_s(unit, demand.cluster, samples)
@@ -181,5 +189,5 @@ def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[s
             rest = rest + whole
         else:
             longest = np.maximum(longest, whole)
-    step_s = (longest + rest) / demand.chunks + (count - 1) * slowest + exchange
+    step_s = (longest + rest) / demand.chunks + (count - 1) * slowest + exchange + update
     return Layouts(microbatches=count, dp=dp, tp=tp, pp=pp, step_s=step_s)

@@ -85,8 +85,10 @@ def demand_of(
     media that the model has no unit or no measurement for, and for a unit that can have no width.
     """
     units = units_of(shape, probes)
-    behind = None if measured is None else next(iter(measured.values())).backward_times(units)
+    whole = None if measured is None else next(iter(measured.values()))
+    behind = None if whole is None else whole.backward_times(units)
     factors = backward_factors(units, frozen=training.frozen, checkpointing=training.checkpointing, measured=behind)
+    fixed = {} if whole is None else whole.microbatch_s(units, factors)
     widths = {
         unit: tuple(tp for tp in widths_of(shape.units[unit], cluster.gpus_per_node) if measured is None or tp in measured)
         for unit in units
@@ -125,6 +127,8 @@ def demand_of(
                 end_layers=own[unit].end_products / shape.units[unit].layer_weights,
                 front_parameters=own[unit].front,
                 back_parameters=own[unit].back + own[unit].projector,
+                microbatch_s=fixed.get(unit, (0.0, 0.0)),
+                step_s=(0.0, 0.0) if whole is None else whole.step_s(unit),
             )
             for unit in units
         ),

@@ -181,14 +181,15 @@ def _of_microbatch(unit: UnitDemand, shape: tuple[Ints, Ints, Ints], samples: Fl
     seconds = np.zeros(tp.size)
     for width, forward_s in unit.forward_s.items():
         seconds[tp == width] = float(forward_s.mean()) * (1 + unit.backward_factor)
-    return samples * seconds, samples * seconds * time_share(unit, pp)
+    whole = samples * seconds + sum(unit.microbatch_s)
+    return whole, whole * time_share(unit, pp)
 
 
 def _largest(unit: UnitDemand, tp: Ints) -> Floats:
-    """Return the seconds of the largest sample in all of a unit."""
+    """Return the seconds of a microbatch of the largest sample in all of a unit."""
     seconds = np.zeros(tp.size)
     for width, forward_s in unit.forward_s.items():
-        seconds[tp == width] = float(forward_s.max()) * (1 + unit.backward_factor)
+        seconds[tp == width] = float(forward_s.max()) * (1 + unit.backward_factor) + sum(unit.microbatch_s)
     return seconds
 
 

@@ -192,6 +192,15 @@ def test_a_file_of_another_form_is_refused(document: object, message: str) -> No
             {"layers": 2, "linear_s": 1, "backward": BACKWARD | {"rerun": -1}},
             "units.llm.backward.rerun must be .* 0 to 100, got -1",
         ),
+        ({"layers": 2, "linear_s": 1, "microbatch": 3}, "units.llm.microbatch must be a mapping of fields, got 3"),
+        (
+            {"layers": 2, "linear_s": 1, "microbatch": {"forward_s": 1}},
+            "units.llm.microbatch must have forward_s and backward_s, got",
+        ),
+        (
+            {"layers": 2, "linear_s": 1, "step": {"gradients_s": 1, "update_s": -1}},
+            "units.llm.step.update_s must be a number from 0 .*, got -1",
+        ),
         ({"layers": 2, "linear_s": 1, "tp": 0}, "units.llm.tp must be a number of slices from 1, got 0"),
         ({"layers": [{"positions": [1, 2], "seconds": [1]}]}, r"units.llm.layers\[0\]: positions and seconds must be lists of"),
     ],
@@ -212,6 +221,8 @@ part = st.builds(
     ends=st.dictionaries(st.sampled_from(["embedding", "projector"]), layer, max_size=2),
     backward=st.builds(BackwardTimes, input_gradients=ratio, weight_gradients=ratio, rerun=ratio),
     tp=st.integers(1, 8),
+    microbatch_s=st.sampled_from([(0.0, 0.0), (1e-3, 0.25)]),
+    step_s=st.sampled_from([(0.0, 0.0), (0.0, 2e-3)]),
 )
 costs = st.builds(
     MeasuredCosts,
@@ -231,7 +242,10 @@ def test_measured_costs_survive_their_file(measured: MeasuredCosts) -> None:
 def test_the_slices_of_a_tensor_parallel_width_stand_beside_the_whole_layers_and_have_the_same_ends() -> None:
     whole = {"layers": 2, "linear_s": 4.0, "ends": {"head": {"linear_s": 9.0}}, "backward": BACKWARD}
     document = {"units": {"llm": {**whole, "slices": {"2": {"layers": 2, "linear_s": 2.5}}}}}
+    fixed = {"microbatch": {"forward_s": 1.0, "backward_s": 2.0}, "step": {"gradients_s": 3.0, "update_s": 4.0}}
+    document["units"]["llm"] |= fixed
     halves = parse_coefficients(document, {"llm": 2}).parts["llm"]
+    assert (halves.microbatch_s, halves.step_s) == ((1.0, 2.0), (3.0, 4.0))
     assert (halves.layers, halves.ends, halves.tp) == ((LayerCost(linear=2.5),) * 2, {"head": LayerCost(linear=9.0)}, 2)
     assert parse_coefficients(document, {"llm": 1}) == parse_coefficients(document)
     with pytest.raises(ValueError, match=r"units.llm was measured at tensor-parallel width 1, 2, but the unit's tp is 4"):
@@ -250,6 +264,29 @@ def test_the_backward_of_the_encoder_is_the_mean_of_its_parts_weighted_by_their_
     assert times["encoder"] == BackwardTimes(input_gradients=1.25, weight_gradients=2.5, rerun=3.75)
     assert times["llm"] == BackwardTimes(input_gradients=0.5, weight_gradients=1.0, rerun=1.5)
     assert list(MeasuredCosts(parts={"llm": of(1.0, 0.5)}).backward_times(["vision", "llm"])) == ["llm"]
+
+
+def test_what_a_microbatch_takes_besides_goes_by_the_backward_that_there_is() -> None:
+    def of(forward_s: float, backward_s: float) -> PartCosts:
+        times = BackwardTimes(input_gradients=1.5, weight_gradients=0.5)
+        return PartCosts(
+            layers=(LayerCost(linear=1.0),), backward=times, microbatch_s=(forward_s, backward_s), step_s=(forward_s, 1.0)
+        )
+
+    measured = MeasuredCosts(parts={"vision": of(1.0, 4.0), "audio": of(2.0, 6.0), "llm": of(0.0, 0.0)})
+    learning = measured.microbatch_s(["encoder", "llm"], {"encoder": 2.0, "llm": 2.0})
+    assert learning == {"encoder": (3.0, 10.0)}, "both encoders together, and nothing of a unit that has none"
+    assert measured.microbatch_s(["vision"], {"vision": 0.0}) == {"vision": (1.0, 0.0)}, "frozen"
+    assert measured.microbatch_s(["vision"], {"vision": 3.0}) == {"vision": (1.0, 6.0)}, "with checkpointing"
+    assert measured.step_s("encoder") == (3.0, 2.0)
+
+
+def test_files_of_older_releases_take_nothing_besides_samples_and_their_heads_count_every_token() -> None:
+    entry = {"layers": 2, "linear_s": 1.0, "ends": {"head": {"linear_s": 5.0}}, "backward": BACKWARD}
+    measured = parse_coefficients({"units": {"llm": entry}})
+    assert measured.microbatch_s(["llm"], {"llm": 2.0}) == {}
+    assert measured.step_s("llm") == (0.0, 0.0)
+    assert measured.coefficients == {"llm": (LayerCost(linear=1.0),) * 2 + (LayerCost(linear=5.0),)}
 
 
 def of_tiny(**layers: int) -> MeasuredCosts:

@@ -1,0 +1,48 @@
+"""Processes that do what `headrace profile` measures, so that cores, caches and memory are as busy as ranks that share them will
+have them."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headrace.cli.costs.profile_measuring import MEASURING
+from headrace.errors import UserError
+from headrace.processes import POLL_S, START_TIMEOUT_S, Process, ProcessGroup
+
+
+@contextmanager
+def companions(args: argparse.Namespace, count: int) -> Iterator[None]:
+    """Have so many processes measure the same, over and over, for the block. Raises UserError where one of them ends."""
+    if not count:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-profile-") as folder, ProcessGroup() as group:
+        for number in range(count):
+            name = f"companion {number}"
+            group.add(Process(name, _arguments(args, Path(folder) / f"{number}.json"), Path(folder) / f"{number}.log"))
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not all(MEASURING in process.last_lines(1) for process in group.processes) and time.monotonic() < deadline_s:
+            _check(group)
+            time.sleep(POLL_S)
+        yield
+        _check(group)
+
+
+def _check(group: ProcessGroup) -> None:
+    for process in group.processes:
+        if process.exit_code() is not None:
+            raise UserError(f"a process that --beside asks for ended: {process.last_words()}")
+
+
+def _arguments(args: argparse.Namespace, out: Path) -> list[str]:
+    given = ["profile", args.model, "--as-companion", "--out", str(out), "--tokens", args.tokens, "--tp", args.tp]
+    given += ["--precision", args.precision, "--device", "cpu"]
+    for flag in ("vision", "audio", "llm", "units", "spec", "vocab", "threads"):
+        if (value := getattr(args, flag)) is not None:
+            given += [f"--{flag}", str(value)]
+    return given
