@@ -145,7 +145,9 @@ def in_words(candidate: Candidate) -> str:
             for is_guest in (candidate.guests.__contains__, lambda unit: unit not in candidate.guests)
         )
         where = "nested in" if candidate.placement == "nested" else "in front of"
-        return f"{guests} {where} {others}, {candidate.microbatches} microbatches"
+        guests += f" in {candidate.pieces} pieces" * (candidate.pieces > 1)
+        depth = "" if candidate.in_flight is None else f", {candidate.in_flight} in flight"
+        return f"{guests} {where} {others}, {candidate.microbatches} microbatches{depth}"
     grids = ", ".join(f"{unit} {grid.dp} x {grid.tp} x {grid.pp}" for unit, grid in candidate.grids.items())
     return f"{grids}, {candidate.microbatches} microbatches"
 
