@@ -109,6 +109,8 @@ class Report:
             "units": {unit: {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp} for unit, grid in candidate.grids.items()},
             "gpus": candidate.gpus,
             "microbatches": candidate.microbatches,
+            "pieces": candidate.pieces,
+            "in_flight": candidate.in_flight,
             "strategy": judgement.strategy,
             "step_s": step_s,
             "samples_per_s": batch / step_s,
@@ -220,7 +222,10 @@ def _grid(judgement: Judgement, unit: str) -> str:
     if candidate.placement == "colocated" and unit != LLM:
         return f"on {LLM}"
     grid = candidate.grids[unit]
-    return f"{grid.dp} x {grid.tp} x {grid.pp}" + (f" on {LLM}" if unit in candidate.guests else "")
+    words = f"{grid.dp} x {grid.tp} x {grid.pp}"
+    if unit in candidate.guests:
+        words += f" on {LLM}" + f", {candidate.pieces} pieces" * (candidate.pieces > 1)
+    return words
 
 
 def _of_rank(rank: RankMemory) -> dict[str, Any]:
