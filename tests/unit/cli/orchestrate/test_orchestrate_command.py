@@ -259,6 +259,9 @@ def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pyte
         (["--gpus", "8"], "say what the GPUs are"),
         (["--device", "a40"], "--gpus says how many there are, and is missing"),
         (["--gpus", "10", "--device", "a40"], "10 GPUs are no whole number of nodes of 4: take 8 or 12"),
+        (["--gpus", "0", "--device", "a40"], "--gpus must be from 1 to 16,384, got 0"),
+        (["--gpus", "20000", "--device", "a40"], "--gpus must be from 1 to 16,384, got 20000"),
+        (["--cluster", "nowhere.yaml"], "cannot read the cluster nowhere.yaml: No such file or directory"),
         (["--gpus", "8", "--device", "a40", "--model", "gpt-9"], "no model 'gpt-9'; there are tiny"),
         (["--gpus", "8", "--device", "a40", "--searches", "luck"], "no search 'luck'; there are megatron"),
         (["--gpus", "8", "--device", "a40", "--placements", "luck"], "--placements takes some of disaggregated, colocated"),
@@ -288,6 +291,11 @@ def test_what_does_not_fit_the_data_or_the_cluster_is_told(
 ) -> None:
     given = ["--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--limit", "32", "--batches", "1", "--out", str(tmp_path)]
     assert words in refusal(capsys, *given, "--searches", "megatron", *options)
+
+
+def test_no_data_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = refusal(capsys, "--model", MODEL, *PIPELINES)
+    assert "say what the model is to be trained on: --data PATH, or the sources of a job, --spec JOB.yaml" in words
 
 
 def test_a_data_set_without_a_sample_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

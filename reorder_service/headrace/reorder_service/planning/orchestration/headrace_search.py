@@ -42,7 +42,8 @@ _ROUNDS = ((2, 15), (4, ALTERNATIVES + 2))
 _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
 _FIRST, _NEAR = 2, 1.1
-"""Batches after which only those alternatives are judged further that take no longer than so many times the best."""
+"""Batches after which only those alternatives are judged further that take no longer than so many times the best. Of what other
+searches answer, nothing that takes longer is judged on all."""
 _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
@@ -66,7 +67,8 @@ class Found:
 
     best: Judgement
     answers: Mapping[str, Judgement]
-    """Of the other searches, by name. What exceeds the memory is judged by few of the batches, which suffice to see that."""
+    """Of the other searches, by name. What exceeds the memory, or takes far longer than the best, is judged by few batches, which
+    suffice to see that."""
     alternatives: Sequence[Judgement]
     """The next best, at most ALTERNATIVES of them."""
     of_placements: Mapping[str, Judgement]
@@ -121,7 +123,8 @@ def search(
     final = [
         finished
         for rank, one in enumerate(compared)
-        if one.fits and (rank < _FINALISTS or one.candidate.layout in answers_of_others)
+        if rank < _FINALISTS or (one.candidate.layout in answers_of_others and one.step_s <= _NEAR * compared[0].step_s)
+        if one.fits
         for finished in _finished(steps, one, strategies, advance)
     ]
     if not compared[0].fits:
@@ -270,12 +273,17 @@ def _judged(
     indices: Sequence[int],
     strategies: Mapping[str, str],
     advance: Advance,
+    *,
+    is_apart: bool = True,
 ) -> list[Judgement]:
-    """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule."""
+    """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule.
+
+    is_apart: as for `SimulatedSteps.judged`.
+    """
     found = []
     for candidate in candidates:
         try:
-            found.append(steps.judged(candidate, indices, strategies[candidate.layout]))
+            found.append(steps.judged(candidate, indices, strategies[candidate.layout], is_apart=is_apart))
         except ValueError:
             continue
         finally:
@@ -313,7 +321,7 @@ def _finished(steps: SimulatedSteps, judged: Judgement, strategies: Mapping[str,
     rest = range(judged.steps_s.size, len(steps.batches))
     if not rest:
         return [judged]
-    return [merged(judged, one) for one in _judged(steps, [judged.candidate], rest, strategies, advance)]
+    return [merged(judged, one) for one in _judged(steps, [judged.candidate], rest, strategies, advance, is_apart=False)]
 
 
 def _strategy(steps: SimulatedSteps, candidate: Candidate, strategy: str) -> str:

@@ -80,15 +80,18 @@ def judge(
     can be run with the demand's schedule.
     """
     steps = [simulated(demand, candidate, rows, strategy, seed, quick=quick) for rows in batches]
-    return judgement_of(demand, candidate, batches, steps, strategy, quick=quick)
+    return judgement_of(demand, candidate, batches, steps, strategy, is_apart=not quick)
 
 
 def judgement_of(
-    demand: Demand, candidate: Candidate, batches: Ints, steps: Sequence[Simulated], strategy: str, *, quick: bool = False
+    demand: Demand, candidate: Candidate, batches: Ints, steps: Sequence[Simulated], strategy: str, *, is_apart: bool
 ) -> Judgement:
-    """Return what is said of a candidate by the steps of (b, B) global batches that were simulated on it, as `judge` does."""
+    """Return what is said of a candidate by the steps of (b, B) global batches that were simulated on it, as `judge` does.
+
+    is_apart: whether the time is taken apart.
+    """
     seconds = np.array([step.step_s for step in steps])
-    parts = dict.fromkeys(PARTS, 0.0) if quick else _parts(demand, candidate, batches, steps, seconds)
+    parts = _parts(demand, candidate, batches, steps, seconds) if is_apart else dict.fromkeys(PARTS, 0.0)
     peaks = np.max([step.peaks for step in steps], axis=0)
     chosen = {step.strategy for step in steps}
     return Judgement(

@@ -102,13 +102,12 @@ class Judgement:
 
 
 def merged(first: Judgement, second: Judgement) -> Judgement:
-    """Return what is said of one candidate by the batches of both judgements."""
+    """Return what is said of one candidate by the batches of both judgements, the first of which took the time apart."""
     steps_s = np.concatenate((first.steps_s, second.steps_s))
-    shares = first.steps_s.size / steps_s.size, second.steps_s.size / steps_s.size
     return replace(
         first,
         steps_s=steps_s,
-        parts={name: shares[0] * first.parts[name] + shares[1] * second.parts[name] for name in first.parts},
+        parts={name: amount * float(steps_s.mean()) / first.step_s for name, amount in first.parts.items()},
         ranks=tuple(
             replace(one, activations=max(one.activations, other.activations))
             for one, other in zip(first.ranks, second.ranks, strict=True)

@@ -46,10 +46,16 @@ class SimulatedSteps:
         """Of the candidates that any step is known of."""
         return frozenset(layout for layout, *_ in self._known)
 
-    def judged(self, candidate: Candidate, indices: Sequence[int], strategy: str, *, quick: bool = False) -> Judgement:
-        """Judge a candidate by the batches with these indices, as `judge.judge` does. Raises ValueError as that does."""
+    def judged(
+        self, candidate: Candidate, indices: Sequence[int], strategy: str, *, quick: bool = False, is_apart: bool = True
+    ) -> Judgement:
+        """Judge a candidate by the batches with these indices, as `judge.judge` does. Raises ValueError as that does.
+
+        is_apart: whether the time is taken apart, unless it is judged quickly.
+        """
         steps = self._steps(candidate, indices, strategy, quick=quick)
-        return judgement_of(self.demand, candidate, self.batches[list(indices)], steps, strategy, quick=quick)
+        rows = self.batches[list(indices)]
+        return judgement_of(self.demand, candidate, rows, steps, strategy, is_apart=is_apart and not quick)
 
     def judged_within(self, candidate: Candidate, strategy: str, limits_s: Floats) -> Judgement | None:
         """Judge a candidate quickly by the first b batches, or return None as soon as it exceeds a limit.

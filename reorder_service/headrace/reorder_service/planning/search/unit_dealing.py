@@ -105,14 +105,15 @@ def _lpt(weights: Floats, order: Ints, first: Ints, width: int, count: int, num_
     loads, totals = np.zeros(num_replicas * count), np.zeros(num_replicas)
     slots = np.empty(weights.size, np.int64)
     for i in order:
-        best = first[i]
+        replica = first[i] // count
+        best, of_best = first[i], replica
         for w in range(1, width):
             slot = first[i] + w * count
-            if loads[slot] < loads[best] or (loads[slot] == loads[best] and totals[slot // count] < totals[best // count]):
-                best = slot
+            if loads[slot] < loads[best] or (loads[slot] == loads[best] and totals[replica + w] < totals[of_best]):
+                best, of_best = slot, replica + w
         slots[i] = best
         loads[best] += weights[i]
-        totals[best // count] += weights[i]
+        totals[of_best] += weights[i]
     return slots
 
 

@@ -48,7 +48,9 @@ def test_judgements_are_those_of_the_judge(kept: float) -> None:
 def test_threads_change_nothing() -> None:
     demand = demand_of(1, 4, global_batch=16)
     with ThreadPoolExecutor(4) as threads:
-        found, alone = (search(demand, {}, strategy="entrain", num_batches=3, shortlist=6, mapped=mapped) for mapped in (threads.map, map))
+        found, alone = (
+            search(demand, {}, strategy="entrain", num_batches=3, shortlist=6, mapped=mapped) for mapped in (threads.map, map)
+        )
     assert found.best.candidate == alone.best.candidate
     assert found.best.steps_s.tolist() == alone.best.steps_s.tolist()
     assert found.num_simulated == alone.num_simulated
