@@ -98,16 +98,17 @@ def _gain_row(name: str, found: Found) -> Row:
     fitting = {search: judged for search, judged in found.answers.items() if judged.fits}
     if not fitting:
         return Row(name=f"SIMULATED {name}", value=float("inf"), unit="x", detail="no paper's placement fits the memory")
-    nearest, judged = min(fitting.items(), key=lambda item: item[1].step_s)
     best = found.best
+    nearest, judged = min(fitting.items(), key=lambda item: seconds_beside(item[1], best))
+    judged_s = seconds_beside(judged, best)
     ranked = sorted((best, *found.alternatives, *fitting.values()), key=lambda one: seconds_beside(one, best))
     apart = next(one for one in ranked if one.fits and one.candidate.placement == "disaggregated")
     return Row(
         name=f"SIMULATED {name}",
-        value=judged.step_s / best.step_s,
+        value=judged_s / best.step_s,
         unit="x",
         goal=at_least(GAIN_GOAL),
-        detail=f"{best.step_s:.4g} s a step: {in_words(best.candidate)}; {nearest} {judged.step_s:.4g} s: "
-        f"{in_words(judged.candidate)}; {judged.step_s / seconds_beside(apart, best):.3g} x with GPUs of each unit's own: "
+        detail=f"{best.step_s:.4g} s a step: {in_words(best.candidate)}; {nearest} {judged_s:.4g} s: "
+        f"{in_words(judged.candidate)}; {judged_s / seconds_beside(apart, best):.3g} x with GPUs of each unit's own: "
         f"{in_words(apart.candidate)}",
     )

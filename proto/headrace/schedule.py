@@ -163,7 +163,8 @@ def build(
     if chunks > 1:
         return _interleaved(graph, microbatches, chunks)
     longest = max(stage.num_behind for stage in graph)
-    schedule = tuple(_alternate(_num_ahead(name, stage, longest, in_flight), microbatches) for stage in graph)
+    forwards, backwards = ([Action(kind=kind, microbatch=m) for m in microbatches] for kind in (Kind.FORWARD, Kind.BACKWARD))
+    schedule = tuple(_alternate(_num_ahead(name, stage, longest, in_flight), forwards, backwards) for stage in graph)
     if name != ZERO_BUBBLE:
         return schedule
     return tuple(_with_weights(actions, longest - stage.num_behind) for stage, actions in zip(graph, schedule, strict=True))
@@ -180,9 +181,7 @@ def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> 
     return min(stage.num_behind, in_flight - 1) if in_flight <= longest else stage.num_behind * (in_flight - 1) // longest
 
 
-def _alternate(num_ahead: float, microbatches: Sequence[int]) -> tuple[Action, ...]:
-    forwards = [Action(kind=Kind.FORWARD, microbatch=m) for m in microbatches]
-    backwards = [Action(kind=Kind.BACKWARD, microbatch=m) for m in microbatches]
+def _alternate(num_ahead: float, forwards: Sequence[Action], backwards: Sequence[Action]) -> tuple[Action, ...]:
     warm_up = int(min(num_ahead, len(forwards)))
     steady = len(forwards) - warm_up
     pairs = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]

@@ -92,7 +92,7 @@ def read_yaml(path: Path, what: str) -> Any:
     try:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # a SafeLoader
     except (OSError, UnicodeDecodeError) as err:
-        raise SpecError(f"cannot read the {what} {path}: {err}") from err
+        raise SpecError(f"cannot read the {what} {path}: {getattr(err, 'strerror', None) or err}") from err
     except yaml.YAMLError as err:
         raise SpecError(f"{path} is not valid YAML: {printable(' '.join(str(err).split()))}") from err
     except (ValueError, RecursionError) as err:  # an integer of thousands of digits, an impossible date; too deep nesting

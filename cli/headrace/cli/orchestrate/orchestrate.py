@@ -8,6 +8,7 @@ import shutil
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -157,6 +158,7 @@ def _search(args: argparse.Namespace, problem: PlacementProblem, names: list[str
     """Run the named searches, and then Headrace's own, with a progress bar. Raises UserError where nothing can be placed."""
     from headrace.cli.orchestrate.placement_report import Report
     from headrace.cli.progress_bar import ProgressBar
+    from headrace.cli.run.processors import usable_processors
     from headrace.reorder_service.planning.orchestration.headrace_search import NAME, num_judgements, search
     from headrace.reorder_service.planning.orchestration.judge import simulated
     from headrace.reorder_service.planning.orchestration.memory_curve import memory_curves
@@ -179,10 +181,11 @@ def _search(args: argparse.Namespace, problem: PlacementProblem, names: list[str
         bar.begin("judging placements", num_judgements(len(answers)))
         start_s = time.perf_counter()
         try:
-            found = search(
-                problem.demand, answers, strategy=args.strategy, seed=args.seed, num_batches=args.batches,
-                placements=placements, advance=bar.advance,
-            )  # fmt: skip
+            with ThreadPoolExecutor(usable_processors()) as threads:
+                found = search(
+                    problem.demand, answers, strategy=args.strategy, seed=args.seed, num_batches=args.batches,
+                    placements=placements, advance=bar.advance, mapped=threads.map,
+                )  # fmt: skip
         except ValueError as err:
             raise UserError(str(err)) from err
         searched_s[NAME] = time.perf_counter() - start_s

@@ -112,7 +112,7 @@ def job_of(problem: PlacementProblem, judgement: Judgement) -> dict[str, Any]:
     for unit in demand.units:
         said: dict[str, Any] = {}
         if not colocated:
-            said |= {"on": LLM} if unit.name in candidate.guests else {}
+            said |= _guest(candidate, unit.name)
             said |= {"dp": grids[unit.name].dp} if grids[unit.name].dp != llm.dp else {}
             said |= {"tp": grids[unit.name].tp} if grids[unit.name].tp > 1 else {}
             said |= _exchange(problem, candidate, unit.name)
@@ -150,11 +150,19 @@ def _of_pipelines(problem: PlacementProblem, candidate: Candidate) -> dict[str, 
     said: dict[str, Any] = {"trainer": "pipeline", "schedule": demand.schedule}
     said |= {"chunks": demand.chunks} if demand.chunks > 1 else {}
     said |= {"sharing": candidate.sharing} if candidate.guests else {}
+    said |= {} if candidate.in_flight is None else {"in_flight": candidate.in_flight}
     execution = execution_of(demand, candidate)
     said |= {"bandwidth_gb_s": execution.bytes_per_s / 1e9, "latency_us": round(execution.latency_s * _MICRO, 6)}
     if problem.model in MODEL_SHAPES:  # of others the planner does not know the activations
         said["memory_gib"] = round(min(room_bytes(demand, candidate).values()) / _GIB, 3)
     return said
+
+
+def _guest(candidate: Candidate, unit: str) -> dict[str, Any]:
+    """Return what is said of a unit on the LLM's GPUs, besides its grid; nothing of others."""
+    if unit not in candidate.guests:
+        return {}
+    return {"on": LLM, **({"pieces": candidate.pieces} if candidate.pieces > 1 else {})}
 
 
 def _exchange(problem: PlacementProblem, candidate: Candidate, name: str) -> dict[str, Any]:
@@ -206,13 +214,14 @@ def topology_of(problem: PlacementProblem, candidate: Candidate) -> dict[str, An
     """Return the topology of the trainers, as plain data of the file of `headrace train --topology`."""
     units: dict[str, Any] = {}
     for unit, grid in candidate.grids.items():
-        units[unit] = {"on": LLM} if unit in candidate.guests else {}
+        units[unit] = _guest(candidate, unit)
         units[unit] |= {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp}
         units[unit] |= {"frozen": True} if unit in problem.frozen else {}
         units[unit] |= {"checkpointing": True} if unit in problem.checkpointing else {}
     said: dict[str, Any] = {"schedule": problem.demand.schedule}
     said |= {"chunks": problem.demand.chunks} if problem.demand.chunks > 1 else {}
     said |= {"sharing": candidate.sharing} if candidate.guests else {}
+    said |= {} if candidate.in_flight is None else {"in_flight": candidate.in_flight}
     return {**said, "units": units}
 
 
@@ -246,9 +255,12 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
         "--strategy", judgement.strategy, "--crossing", "--schedule", demand.schedule,
     ]  # fmt: skip
     options += ["--chunks", str(demand.chunks)] if demand.chunks > 1 else []
+    options += [] if candidate.in_flight is None else ["--in-flight", str(candidate.in_flight)]
     if candidate.guests:
         widths = ",".join(f"{unit}={grids[unit].tp}" for unit in (*candidate.guests, LLM))
         options += ["--on-llm", ",".join(candidate.guests), "--sharing", str(candidate.sharing), "--tp", widths]
+        cut = ",".join(f"{unit}={candidate.pieces}" for unit in candidate.guests)
+        options += ["--pieces", cut] if candidate.pieces > 1 else []
     options += [] if problem.coefficients_file is None else ["--coefficients", str(problem.coefficients_file)]
     for flag, named in (("--frozen", problem.frozen), ("--checkpointing", problem.checkpointing)):
         options += [flag, ",".join(named)] if named else []

@@ -141,7 +141,7 @@ def _draw_gpus(axes: Axes, report: Report, best: Judgement) -> None:
 
 def _draw_bars(axes: Axes, report: Report) -> None:
     batch = report.problem.demand.global_batch
-    rates = [batch / judgement.step_s for judgement in report.judged.values()]
+    rates = [batch / report.seconds(judgement) for judgement in report.judged.values()]
     for row, ((_, judgement), rate) in enumerate(zip(report.judged.items(), rates, strict=True)):
         best = judgement is report.found.best
         axes.barh(row, rate, height=0.7, color="#12807a" if best else "#9fb3c1")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from headrace.reorder_service.planning.orchestration.demand import Demand
     from headrace.sample import Probe
 
+MOST_GPUS = 1 << 14
+"""More would take minutes to search."""
 SAMPLES_PER_GPU = 4
 """Of a global batch, where the user names none."""
 
@@ -60,6 +62,8 @@ def cluster_asked(args: argparse.Namespace) -> Cluster:
         raise UserError(f"no device {args.device!r}; there are {', '.join(CLUSTERS)}; --cluster FILE.yaml describes any other")
     if args.gpus is None and args.cluster is None:
         raise UserError("--gpus says how many there are, and is missing")
+    if args.gpus is not None and not 1 <= args.gpus <= MOST_GPUS:
+        raise UserError(f"--gpus must be from 1 to {MOST_GPUS:,}, got {args.gpus}")
     try:
         described = None if args.cluster is None else _with_numbers(read_yaml(args.cluster, "cluster"))
         cluster = CLUSTERS[args.device] if args.device else cluster_of(described, str(args.cluster))
@@ -86,6 +90,8 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
     from headrace.cli.costs.probed_data import probe_data
     from headrace.reorder_service.planning.orchestration.model_demand import Training, demand_of, units_of
 
+    if args.path is None and args.spec is None:
+        raise UserError("say what the model is to be trained on: --data PATH, or the sources of a job, --spec JOB.yaml")
     if args.model not in PLANNED_MODELS:
         raise UserError(f"no model {args.model!r}; there are {', '.join(PLANNED_MODELS)}")
     if args.schedule not in SCHEDULES:

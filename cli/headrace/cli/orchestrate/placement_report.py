@@ -56,7 +56,11 @@ class Report:
     def speedup(self, judgement: Judgement) -> float | None:
         """Return how many times as fast as Megatron's answer a candidate is; None without that."""
         baseline = self.found.answers.get(BASELINE)
-        return None if baseline is None else baseline.step_s / seconds_beside(judgement, self.found.best)
+        return None if baseline is None else self.seconds(baseline) / self.seconds(judgement)
+
+    def seconds(self, judgement: Judgement) -> float:
+        """Return the seconds of a step as they compare with those of the best, whatever batches they were judged on."""
+        return seconds_beside(judgement, self.found.best)
 
     def to_json(self, files: PlacementFiles, picture: str | None) -> dict[str, Any]:
         """Return the public JSON form."""
@@ -103,12 +107,14 @@ class Report:
 
     def _row(self, judgement: Judgement) -> dict[str, Any]:
         candidate, batch = judgement.candidate, self.problem.demand.global_batch
-        step_s = seconds_beside(judgement, self.found.best)
+        step_s = self.seconds(judgement)
         return {
             "placement": candidate.placement,
             "units": {unit: {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp} for unit, grid in candidate.grids.items()},
             "gpus": candidate.gpus,
             "microbatches": candidate.microbatches,
+            "pieces": candidate.pieces,
+            "in_flight": candidate.in_flight,
             "strategy": judgement.strategy,
             "step_s": step_s,
             "samples_per_s": batch / step_s,
@@ -139,8 +145,8 @@ class Report:
             table.add_row(
                 name,
                 *(_grid(judgement, unit) for unit in demand.unit_names),
-                str(candidate.gpus), str(candidate.microbatches), f"{judgement.step_s:.3f} s",
-                f"{demand.global_batch / judgement.step_s:.1f}", "" if speedup is None else f"{speedup:.2f} x",
+                str(candidate.gpus), str(candidate.microbatches), f"{self.seconds(judgement):.3f} s",
+                f"{demand.global_batch / self.seconds(judgement):.1f}", "" if speedup is None else f"{speedup:.2f} x",
                 f"{judgement.fullest.total / GIB:.1f} GiB" + ("" if judgement.fits else ", too much"),
                 f"{self.searched_s[name]:.2f} s", style="bold" if judgement is best else None,
             )  # fmt: skip
@@ -220,7 +226,10 @@ def _grid(judgement: Judgement, unit: str) -> str:
     if candidate.placement == "colocated" and unit != LLM:
         return f"on {LLM}"
     grid = candidate.grids[unit]
-    return f"{grid.dp} x {grid.tp} x {grid.pp}" + (f" on {LLM}" if unit in candidate.guests else "")
+    words = f"{grid.dp} x {grid.tp} x {grid.pp}"
+    if unit in candidate.guests:
+        words += f" on {LLM}" + f", {candidate.pieces} pieces" * (candidate.pieces > 1)
+    return words
 
 
 def _of_rank(rank: RankMemory) -> dict[str, Any]:

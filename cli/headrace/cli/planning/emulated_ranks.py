@@ -185,12 +185,14 @@ def pipeline_of(batch: Batch) -> PipelineTopology:
     it where units share ranks."""
     execution, sharing = batch.execution, batch.execution.sharing
     slices, guests = (sharing.slices, sharing.guests) if sharing is not None else ({}, frozenset[str]())
+    pieces = sharing.pieces if sharing is not None else {}
     units = {
         unit: UnitTopology(
             dp=replicas,
             tp=slices.get(unit, 1),
             pp=stages,
             on=LLM if unit in guests else None,
+            pieces=pieces.get(unit, 1),
             frozen=execution.backward_factor(unit) == 0,
         )
         for (unit, stages), replicas in zip(batch.topology.stages.items(), batch.unit_replicas, strict=True)

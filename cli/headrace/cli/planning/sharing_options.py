@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from headrace.cli.planning import option_values
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, SharingOrder, UnitExecution, check_sharing
+from headrace.execution_spec import NESTED, SharingOrder, UnitExecution, check_sharing, check_units
 from headrace.plan import LLM, Topology
 
 if TYPE_CHECKING:
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
-    """Add --on-llm, --tp and --sharing."""
+    """Add --on-llm, --tp, --pieces and --sharing."""
     how.add_argument("--on-llm", default="", metavar="UNIT,...", help="units on the LLM's ranks, each on all of them")
     how.add_argument("--tp", default="", metavar="UNIT=N,...", help="slices of units, with --on-llm (default: 1 each)")
+    how.add_argument("--pieces", default="", metavar="UNIT=N,...", help="actions of a pass of units, with --on-llm (default: 1)")
     how.add_argument(
         "--sharing",
         choices=get_args(SharingOrder),
@@ -36,15 +37,23 @@ def sharing_of(args: argparse.Namespace, topology: Topology, own_replicas: Mappi
 
     guests = option_values.parse_units("--on-llm", args.on_llm, topology.stages)
     widths = option_values.parse_counts("--tp", args.tp) if args.tp else {}
+    pieces = option_values.parse_counts("--pieces", args.pieces) if args.pieces else {}
     option_values.parse_units("--tp", ",".join(widths), topology.stages)
+    option_values.parse_units("--pieces", ",".join(pieces), topology.stages)
     if not guests:
-        if args.tp or args.sharing != NESTED:
-            raise UserError("--tp and --sharing go with --on-llm: name there which units are on the LLM's ranks")
+        if args.tp or args.pieces or args.sharing != NESTED:
+            raise UserError("--tp, --pieces and --sharing go with --on-llm: name there which units are on the LLM's ranks")
         return None
     slices = {unit: widths.get(unit, 1) for unit in topology.stages}
     places = {unit: own_replicas.get(unit, topology.replicas) * slices[unit] * n for unit, n in topology.stages.items()}
     try:
-        check_sharing({unit: UnitExecution(on=LLM if unit in guests else None) for unit in topology.stages}, args.sharing, places)
+        units = {unit: UnitExecution(on=LLM if unit in guests else None, pieces=pieces.get(unit, 1)) for unit in topology.stages}
+        check_units(units, topology.stages, args.chunks, args.schedule)
+        check_sharing(units, args.sharing, places)
     except ValueError as err:
         raise UserError(f"--on-llm: {err}") from err
-    return Sharing(order=args.sharing, slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM})
+    return Sharing(
+        order=args.sharing,
+        slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM},
+        pieces={unit: number for unit, number in pieces.items() if number > 1},
+    )

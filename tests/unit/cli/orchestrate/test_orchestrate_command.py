@@ -14,11 +14,16 @@ import yaml
 
 from headrace.cli.costs.cost_table import read_cost_table
 from headrace.cli.main import main
+from headrace.cli.orchestrate import orchestrate as orchestrate_command
+from headrace.cli.orchestrate.placement_files import write_files
+from headrace.cli.orchestrate.placement_problem import placement_problem
 from headrace.cli.planning.outcome import Outcome
 from headrace.cli.planning.planning_options import problem_of
 from headrace.cli.run import train
 from headrace.published_models import PLANNED_MODELS
 from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, sharing_of
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.spec import load_spec_yaml
 from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
@@ -178,6 +183,32 @@ def test_encoders_on_the_llms_gpus_are_said_in_the_job(
     assert f"--on-llm vision,audio --sharing {sharing} --tp " in report["commands"]["emulate"]
 
 
+def test_pieces_of_passes_are_said_in_the_job_the_topology_and_the_command(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    orchestrate_command.add_arguments(parser)
+    problem = placement_problem(parser.parse_args(["--model", "1b", "--data", EXAMPLE, *PIPELINES]))
+    on_all = UnitGrid(dp=8, tp=1, pp=1)
+    grids = {"vision": on_all, "audio": on_all, "llm": UnitGrid(dp=2, tp=1, pp=4)}
+    candidate = Candidate(search="test", grids=grids, microbatches=4, placement="nested", pieces=2)
+    batches = draw_batches(problem.demand, 1, 0)
+    judged = judge(problem.demand, candidate, batches)
+    files = write_files(tmp_path, problem, judged, judged, batches)
+    job = load_spec_yaml(tmp_path / "job-execution.yaml")
+    sharing = execution_of(job, job.topology.topology()).sharing
+    assert sharing is not None
+    assert sharing == sharing_of(candidate)
+    assert {unit: job.execution.units[unit].pieces for unit in ("vision", "audio")} == {"vision": 2, "audio": 2}
+    topology = load_topology_yaml(tmp_path / "topology.yaml")
+    topology.check_execution(job.execution, job.topology.stages)
+    assert PipelineTopology.of_job(job).units["vision"].pieces == topology.units["vision"].pieces == 2
+    emulating = argparse.ArgumentParser()
+    train.add_arguments(emulating)
+    args = emulating.parse_args(shlex.split(files.emulate)[2:])
+    emulated = problem_of(args, read_cost_table(args.emulate), args.strategy).batch.execution.sharing
+    assert emulated is not None
+    assert (emulated.pieces, emulated.slices) == (sharing.pieces, sharing.slices)
+
+
 def test_the_tables_name_every_search_and_every_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model", MODEL, "--data", EXAMPLE, "--out", str(tmp_path), *PIPELINES, "--searches", "megatron"]
     assert main(["orchestrate", *options]) == 0
@@ -228,6 +259,9 @@ def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pyte
         (["--gpus", "8"], "say what the GPUs are"),
         (["--device", "a40"], "--gpus says how many there are, and is missing"),
         (["--gpus", "10", "--device", "a40"], "10 GPUs are no whole number of nodes of 4: take 8 or 12"),
+        (["--gpus", "0", "--device", "a40"], "--gpus must be from 1 to 16,384, got 0"),
+        (["--gpus", "20000", "--device", "a40"], "--gpus must be from 1 to 16,384, got 20000"),
+        (["--cluster", "nowhere.yaml"], "cannot read the cluster nowhere.yaml: No such file or directory"),
         (["--gpus", "8", "--device", "a40", "--model", "gpt-9"], "no model 'gpt-9'; there are tiny"),
         (["--gpus", "8", "--device", "a40", "--searches", "luck"], "no search 'luck'; there are megatron"),
         (["--gpus", "8", "--device", "a40", "--placements", "luck"], "--placements takes some of disaggregated, colocated"),
@@ -257,6 +291,11 @@ def test_what_does_not_fit_the_data_or_the_cluster_is_told(
 ) -> None:
     given = ["--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--limit", "32", "--batches", "1", "--out", str(tmp_path)]
     assert words in refusal(capsys, *given, "--searches", "megatron", *options)
+
+
+def test_no_data_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    words = refusal(capsys, "--model", MODEL, *PIPELINES)
+    assert "say what the model is to be trained on: --data PATH, or the sources of a job, --spec JOB.yaml" in words
 
 
 def test_a_data_set_without_a_sample_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,12 +88,14 @@ def test_a_unit_with_replicas_of_its_own_gets_its_samples_dealt_to_them(plan: Pl
 
 def test_encoders_on_the_ranks_of_the_llm_take_longer_than_on_ranks_beside_them(plan: Plan) -> None:
     pipelines = [CHARTS, "--replicas", "2", "--dp", "encoder=4", "--encoder-stages", "1", "--llm-stages", "2", "--crossing"]
-    apart, nested, colocated = (
+    shared = ["--on-llm", "encoder"]
+    apart, nested, colocated, cut = (
         plan(*pipelines, "--strategy", "entrain", *options)["predicted"]["iteration_s"]
-        for options in ([], ["--on-llm", "encoder"], ["--on-llm", "encoder", "--sharing", "colocated"])
+        for options in ([], shared, [*shared, "--sharing", "colocated"], [*shared, "--pieces", "encoder=4"])
     )
     assert apart < nested < 2 * apart
     assert apart < colocated < 2 * apart
+    assert apart < cut != nested
 
 
 def test_stages_are_those_of_the_flags(plan: Plan) -> None:
@@ -221,7 +223,12 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--orchmllm", "ranks-per-node=1.5"], "--orchmllm ranks-per-node must be a whole number, like"),
         ([CHARTS, "--orchmllm", "tolerance=0"], "--orchmllm: tolerance must be finite and positive, got 0.0"),
         ([CHARTS, "--on-llm", "x"], "--on-llm names 'x'"),
-        ([CHARTS, "--tp", "llm=2"], "--tp and --sharing go with --on-llm"),
+        ([CHARTS, "--tp", "llm=2"], "--tp, --pieces and --sharing go with --on-llm"),
+        ([CHARTS, "--pieces", "x=2"], "--pieces names 'x'"),
+        (
+            [CHARTS, "--on-llm", "encoder", "--encoder-stages", "4", "--llm-stages", "4", "--pieces", "encoder=2"],
+            "--on-llm: unit 'encoder' has 2 pieces, pp 4 and chunks 1, but only a unit on the ranks of the llm is",
+        ),
         (
             [CHARTS, *SMALL, "--on-llm", "encoder", "--tp", "llm=2"],
             "--on-llm: unit 'encoder' is on the ranks of the llm, whose dp x tp x pp is",

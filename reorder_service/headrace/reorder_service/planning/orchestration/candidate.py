@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from headrace.execution_spec import SharingOrder
@@ -42,6 +42,21 @@ class Candidate:
     microbatches: int
     """Microbatches of a step of each LLM replica."""
     placement: Placement = "disaggregated"
+    pieces: int = 1
+    """Into how many actions, each of some of its layers, a pass of each of the units that share GPUs is cut (`execution.units`);
+    more than 1 only where they have one stage and the schedule no chunks."""
+
+    in_flight: int | None = None
+    """Most microbatches that a stage holds under the eager schedule, where units share GPUs; elsewhere as many as fit its
+    memory."""
+    estimated_s: float = field(default=0.0, compare=False)
+    """Seconds of a step if all samples were mean ones, by an estimate of the search that found it, or that found what it is a
+    variant of; 0 without one."""
+
+    @property
+    def layout(self) -> str:
+        """What it has in common with candidates that are laid out alike, whoever found them."""
+        return f"{self.placement} {self.microbatches} {self.pieces} {self.in_flight} {dict(self.grids)}"
 
     @property
     def sharing(self) -> SharingOrder | None:

@@ -15,6 +15,7 @@ pipeline of the LLM alone. A stage with s stages behind it, in whatever units, k
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,7 +84,12 @@ def exposed_exchange_s(
 
     forward_s: of one microbatch on a stage. Each layer is a part of the exchange (`links.exposed_s`).
     """
-    one_s, layers = exchange_s(unit, cluster, dp, tp, pp), np.rint(layer_share(unit, pp) * unit.layers)
+    return exposed_of(unit, exchange_s(unit, cluster, dp, tp, pp), pp, forward_s)
+
+
+def exposed_of(unit: UnitDemand, one_s: Floats, pp: Ints | int, forward_s: Floats | float) -> tuple[Floats, Floats]:
+    """Return the same of exchanges that take so many seconds each (`exchange_s`)."""
+    layers = np.rint(layer_share(unit, pp) * unit.layers)
     return exposed_s(one_s, forward_s, layers), exposed_s(one_s, np.asarray(forward_s) * unit.backward_factor, layers)
 
 
@@ -108,24 +114,29 @@ def kept_bytes_of_sample(unit: UnitDemand, tp: int) -> float:
 def stages_behind(candidate: Candidate, unit: str) -> int:
     """Return the number of stages that a microbatch passes after the first one of a unit, in all units."""
     grids = candidate.grids
-    after = {LLM: (GENERATOR,), GENERATOR: ()}.get(unit, (LLM, GENERATOR))
-    return grids[unit].pp - 1 + sum(grids[other].pp for other in after if other in grids)
+    return grids[unit].pp - 1 + sum(grids[other].pp for other in _after(unit) if other in grids)
 
 
-def in_flight(demand: Demand, microbatches: int, behind: int, pp: int, deepest: int) -> float:
+def _after(unit: str) -> tuple[str, ...]:
+    """Return the units that a sample may pass after a unit."""
+    return {LLM: (GENERATOR,), GENERATOR: ()}.get(unit, (LLM, GENERATOR))
+
+
+def in_flight(demand: Demand, microbatches: int, behind: Ints | int, pp: Ints | int, deepest: Ints | int) -> Floats:
     """Return the microbatches that a unit's first stage keeps at most.
 
     behind: stages behind it in all units; pp: stages of its unit; deepest: the most stages that any stage has behind it.
     Under zero-bubble every stage may keep as many as the first one does, under gpipe all, under eager all but on the last stage.
     What interleaved schedules of this repository keep has no closed form; this is a bound that holds for up to 8 stages.
     """
-    if demand.schedule == GPIPE or (demand.schedule == EAGER and behind > 0):
-        return float(microbatches)
-    most = float((deepest if demand.schedule == ZERO_BUBBLE else behind) + 1)
+    behind, pp, deepest = np.asarray(behind), np.asarray(pp), np.asarray(deepest)
+    holds_all = (demand.schedule == GPIPE) | ((demand.schedule == EAGER) & (behind > 0))
+    most = np.asarray((deepest if demand.schedule == ZERO_BUBBLE else behind) + 1, np.float64)
     if demand.chunks > 1:
         after = behind - (pp - 1)
-        most += 2 * after + 2 * (pp - 1) / demand.chunks + (deepest if after else 1)
-    return min(float(microbatches), most)
+        most = most + 2 * after + 2 * (pp - 1) / demand.chunks + np.where(after > 0, deepest, 1)
+    held: Floats = np.where(holds_all, float(microbatches), np.minimum(float(microbatches), most))
+    return held
 
 
 def microbatch_samples(demand: Demand, candidate: Candidate, unit: str) -> float:
@@ -200,9 +211,11 @@ def memory_bytes(demand: Demand, candidate: Candidate) -> dict[str, UnitMemory]:
     found = {}
     for unit in demand.units:
         grid = grids[unit.name]
-        held = in_flight(demand, count, behind[unit.name], grid.pp, deepest)
+        held = float(in_flight(demand, count, behind[unit.name], grid.pp, deepest))
         if unit.name in candidate.guests and candidate.sharing == "colocated":
             held = float(count)
+        elif candidate.in_flight is not None:
+            held = float(min(count, candidate.in_flight))
         kept = kept_bytes_of_sample(unit, grid.tp) * float(layer_share(unit, grid.pp))
         weights, gradients, optimizer = map(float, _states(unit, *_sizes(grid)))
         found[unit.name] = UnitMemory(
@@ -219,6 +232,24 @@ def fullest_bytes(demand: Demand, candidate: Candidate) -> float:
     memory = {unit: of.total for unit, of in memory_bytes(demand, candidate).items()}
     memory[LLM] += sum(memory[unit] for unit in candidate.guests)
     return max(memory.values())
+
+
+def fullest_of_layouts(
+    demand: Demand, microbatches: int, dp: Mapping[str, Ints], tp: Mapping[str, Ints], pp: Mapping[str, Ints]
+) -> Floats:
+    """Return (m,) what `fullest_bytes` does of candidates whose units have GPUs of their own. dp, tp, pp: (m,) by unit."""
+    behind = {name: pp[name] - 1 + sum(pp[other] for other in _after(name) if other in pp) for name in pp}
+    deepest, fullest = np.max(list(behind.values()), axis=0), np.zeros(dp[LLM].size)
+    for unit in demand.units:
+        name = unit.name
+        kept = np.zeros(fullest.size)
+        for width in unit.forward_s:
+            kept[tp[name] == width] = kept_bytes_of_sample(unit, width)
+        held = in_flight(demand, microbatches, behind[name], pp[name], deepest)
+        samples = demand.global_batch / microbatches / dp[name]
+        activations = held * samples * kept * layer_share(unit, pp[name])
+        fullest = np.maximum(fullest, state_bytes(unit, dp[name], tp[name], pp[name]) + activations)
+    return fullest
 
 
 def usable_bytes(cluster: Cluster) -> float:

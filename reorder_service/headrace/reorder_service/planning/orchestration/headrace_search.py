@@ -8,6 +8,7 @@ So are the best layouts of every placement, so that it can be said which placeme
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -15,15 +16,16 @@ from typing import get_args
 import numpy as np
 
 from headrace.plan import LLM
-from headrace.reorder_service.planning.batch import Ints
+from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, Placement, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import fullest_bytes, usable_bytes
-from headrace.reorder_service.planning.orchestration.judge import QUICK_STRATEGIES, draw_batches, judge
+from headrace.reorder_service.planning.orchestration.estimate import fullest_of_layouts, usable_bytes
+from headrace.reorder_service.planning.orchestration.judge import QUICK_STRATEGIES, draw_batches
 from headrace.reorder_service.planning.orchestration.judgement import Judgement, merged, seconds_beside
 from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, Layouts, layouts
-from headrace.reorder_service.planning.orchestration.shared_space import shared_candidates
+from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, shared_candidates
+from headrace.reorder_service.planning.orchestration.simulated_steps import Mapped, SimulatedSteps, sorted_out
 from headrace.reorder_service.planning.strategies import AUTO, CANDIDATES
 
 NAME = "headrace"
@@ -39,6 +41,9 @@ _ROUNDS = ((2, 15), (4, ALTERNATIVES + 2))
 """Batches that a round judges by, and candidates that it leaves."""
 _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
+_FIRST, _NEAR = 2, 1.1
+"""Batches after which only those alternatives are judged further that take no longer than so many times the best. Of what other
+searches answer, nothing that takes longer is judged on all."""
 _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
@@ -49,6 +54,8 @@ _LOOKED_AT, _ENOUGH = 4000, 1000
 """Layouts, the fastest first, of which the memory is estimated: at most, and where enough of them fit."""
 _ROOM = 0.8
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
+_PIECES, _CUT = (2, 4, 8), 2
+"""Pieces of encoders' passes that are tried, and of how many nested candidates, the best after the first round."""
 _OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
 
 Advance = Callable[[int], object]
@@ -60,7 +67,8 @@ class Found:
 
     best: Judgement
     answers: Mapping[str, Judgement]
-    """Of the other searches, by name. What exceeds the memory is judged by few of the batches, which suffice to see that."""
+    """Of the other searches, by name. What exceeds the memory, or takes far longer than the best, is judged by few batches, which
+    suffice to see that."""
     alternatives: Sequence[Judgement]
     """The next best, at most ALTERNATIVES of them."""
     of_placements: Mapping[str, Judgement]
@@ -84,11 +92,12 @@ def search(
     shortlist: int = SHORTLIST,
     placements: Collection[str] = PLACEMENTS,
     advance: Advance = int,
+    mapped: Mapped = map,
 ) -> Found:
     """Search for the fastest placement of a demand.
 
     others: the answers of other searches, by name. strategy: that of the job. advance: called with the number of candidates that
-    were judged since, of `num_judgements`. Raises ValueError if nothing can be placed at all.
+    were judged since, of `num_judgements`. mapped: as for `SimulatedSteps`. Raises ValueError if nothing can be placed at all.
     """
     batches = draw_batches(demand, num_batches, seed)
     own, num_estimated = candidates_of(demand, shortlist, placements)
@@ -97,44 +106,41 @@ def search(
         raise ValueError(
             f"{demand.cluster.num_gpus} GPUs are too few for {', '.join(demand.unit_names)}: take more GPUs, or a smaller model"
         )
-    num_simulated, fewer = 0, 1 if demand.global_batch <= _LARGE else 2
+    steps, answers_of_others = SimulatedSteps(demand, batches, seed, mapped), {candidate.layout for candidate in others.values()}
+    fewer = 1 if demand.global_batch <= _LARGE else 2
     for count, left in _ROUNDS:
-        few = batches[: count // fewer]
-        judged = _judged(demand, pool, few, dict.fromkeys(map(_key, pool), _QUICK), seed, advance, quick=True)
-        num_simulated += len(judged) * len(few)
-        judged.sort(key=lambda one: one.key)
-        is_last = left == _ROUNDS[-1][1]
-        near = [] if is_last else [one for judgement in judged[:_VARIED] for one in _neighbours(demand, judgement.candidate)]
+        judged = sorted_out(steps, pool, _QUICK, count=count // fewer, left=left, certain=answers_of_others, advance=advance)
+        near = [] if (count, left) == _ROUNDS[-1] else _varied(demand, [one.candidate for one in judged])
         pool = _together(_kept(judged, left), [*others.values(), *near])
-    strategies = {_key(candidate): _strategy(demand, candidate, batches[:1], strategy, seed) for candidate in pool}
-    compared = sorted(_judged(demand, pool, batches[: _COMPARED // fewer], strategies, seed, advance), key=lambda one: one.key)
+        steps.forget_all_but(pool)
+    strategies = {candidate.layout: _strategy(steps, candidate, strategy) for candidate in pool}
+    few = range(num_batches)[: _COMPARED // fewer]
+    compared = _compared(steps, pool, (few[: _FIRST // fewer], few), strategies, answers_of_others, advance)
     if not compared:
         raise ValueError(
             f"no plan of strategy {strategy!r} can be run with schedule {demand.schedule!r}: take another of the two"
         )
-    answers_of_others = {_key(candidate) for candidate in others.values()}
     final = [
         finished
         for rank, one in enumerate(compared)
-        if one.fits and (rank < _FINALISTS or _key(one.candidate) in answers_of_others)
-        for finished in _finished(demand, one, batches, strategies, seed, advance)
+        if rank < _FINALISTS or (one.candidate.layout in answers_of_others and one.step_s <= _NEAR * compared[0].step_s)
+        if one.fits
+        for finished in _finished(steps, one, strategies, advance)
     ]
     if not compared[0].fits:
         final = compared[:1]
     if not final:
         raise ValueError(f"no plan of all {num_batches} batches can be run with schedule {demand.schedule!r}: take another")
-    few = batches[: _COMPARED // fewer]
-    num_simulated += len(compared) * len(few) + sum(one.steps_s.size - len(few) for one in final)
     final.sort(key=lambda one: one.key)
-    judged_on_all = {_key(one.candidate) for one in final}
+    judged_on_all = {one.candidate.layout for one in final}
     best = replace(final[0], candidate=replace(final[0].candidate, search=NAME))
-    by_key = {_key(one.candidate): one for one in (*compared, *final)}
+    of_layout = {one.candidate.layout: one for one in (*compared, *final)}
     answers = {
-        name: replace(by_key[_key(candidate)], candidate=candidate)
+        name: replace(of_layout[candidate.layout], candidate=candidate)
         for name, candidate in others.items()
-        if _key(candidate) in by_key
+        if candidate.layout in of_layout
     }
-    rest = [*final[1:], *(one for one in compared if _key(one.candidate) not in judged_on_all)]
+    rest = [*final[1:], *(one for one in compared if one.candidate.layout not in judged_on_all)]
     rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
     of_placements: dict[str, Judgement] = {}
     for one in (best, *rest):
@@ -147,13 +153,14 @@ def search(
         bubble_bound_s=bubble_bound_s(demand, of_placements["nested"], batches, seed) if "nested" in of_placements else None,
         batches=batches,
         num_estimated=num_estimated,
-        num_simulated=num_simulated,
+        num_simulated=steps.num_simulated,
     )
 
 
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
+    rounds += _CUT * len(_PIECES)
     return shortlist + len(MICROBATCHES) + 2 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
 
 
@@ -191,9 +198,10 @@ def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Ca
     rest: list[Candidate] = []
     tight: list[tuple[float, Candidate]] = []
     least = np.inf
-    for looked_at, place in enumerate(np.argsort(seconds, kind="stable")[:_LOOKED_AT]):
+    fastest = _first(seconds, _LOOKED_AT)
+    memories = _memories(demand, space, part_of[fastest], row_of[fastest])
+    for looked_at, (place, memory) in enumerate(zip(fastest.tolist(), memories.tolist(), strict=True)):
         candidate = space[part_of[place]].candidate(int(row_of[place]), NAME)
-        memory = fullest_bytes(demand, candidate)
         if memory > _ROOM * limit:
             tight.append((memory, candidate))
         elif memory < least:
@@ -206,11 +214,30 @@ def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Ca
             rest.append(candidate)
         elif looked_at >= _ENOUGH:
             break
-    fastest = [*front[: most // 2], *rest]
-    chosen = [*of_count[: most // 2], *fastest][:most]
+    chosen = [*of_count[: most // 2], *front[: most // 2], *rest][:most]
     if len(chosen) < most:
         chosen += [candidate for _, candidate in sorted(tight, key=lambda pair: pair[0])[: most - len(chosen)]]
     return chosen
+
+
+def _first(seconds: Floats, most: int) -> Ints:
+    """Return the places of the least of (m,) seconds, at most so many, in rising order; of equal ones the first."""
+    if seconds.size > most:
+        among = np.flatnonzero(seconds <= np.partition(seconds, most)[most])
+        return among[np.argsort(seconds[among], kind="stable")[:most]]
+    return np.argsort(seconds, kind="stable")
+
+
+def _memories(demand: Demand, space: Sequence[Layouts], parts: Ints, rows: Ints) -> Floats:
+    """Return the bytes of the fullest GPU of layouts, given by their (m,) parts of the space and rows there."""
+    memories = np.empty(parts.size)
+    for part in np.unique(parts).tolist():
+        own, layouts_of = parts == part, space[part]
+        columns = (
+            {unit: values[rows[own]] for unit, values in one.items()} for one in (layouts_of.dp, layouts_of.tp, layouts_of.pp)
+        )
+        memories[own] = fullest_of_layouts(demand, layouts_of.microbatches, *columns)
+    return memories
 
 
 def _colocated(demand: Demand) -> Iterable[Candidate]:
@@ -224,8 +251,15 @@ def _colocated(demand: Demand) -> Iterable[Candidate]:
             yield Candidate(search=NAME, grids=grids, microbatches=count, placement="colocated")
 
 
+def _varied(demand: Demand, best: Sequence[Candidate]) -> list[Candidate]:
+    """Return what is near the best candidates, which come first, and what the estimate cannot tell well apart from them."""
+    near = [one for candidate in best[:_VARIED] for one in _neighbours(demand, candidate)]
+    whole = (candidate for candidate in best if can_be_cut(demand, candidate))
+    return near + [one for candidate in itertools.islice(whole, _CUT) for one in in_pieces(demand, candidate, _PIECES)]
+
+
 def _neighbours(demand: Demand, candidate: Candidate) -> Iterable[Candidate]:
-    """Yield the same layout with somewhat fewer and somewhat more microbatches, which the estimate cannot tell well apart."""
+    """Yield the same layout with somewhat fewer and somewhat more microbatches."""
     counts = sorted({*MICROBATCHES, candidate.microbatches})
     place = counts.index(candidate.microbatches)
     for count in (*counts[max(0, place - 3) : place], *counts[place + 1 : place + 2]):
@@ -234,20 +268,22 @@ def _neighbours(demand: Demand, candidate: Candidate) -> Iterable[Candidate]:
 
 
 def _judged(
-    demand: Demand,
+    steps: SimulatedSteps,
     candidates: Iterable[Candidate],
-    batches: Ints,
+    indices: Sequence[int],
     strategies: Mapping[str, str],
-    seed: int,
     advance: Advance,
     *,
-    quick: bool = False,
+    is_apart: bool = True,
 ) -> list[Judgement]:
-    """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule."""
+    """Judge candidates, each with its strategy; those are left out whose plans cannot be run with the schedule.
+
+    is_apart: as for `SimulatedSteps.judged`.
+    """
     found = []
     for candidate in candidates:
         try:
-            found.append(judge(demand, candidate, batches, strategies[_key(candidate)], seed, quick=quick))
+            found.append(steps.judged(candidate, indices, strategies[candidate.layout], is_apart=is_apart))
         except ValueError:
             continue
         finally:
@@ -255,39 +291,55 @@ def _judged(
     return found
 
 
-def _finished(
-    demand: Demand, judged: Judgement, batches: Ints, strategies: Mapping[str, str], seed: int, advance: Advance
+def _compared(
+    steps: SimulatedSteps,
+    candidates: Iterable[Candidate],
+    batches: tuple[Sequence[int], Sequence[int]],
+    strategies: Mapping[str, str],
+    certain: Collection[str],
+    advance: Advance,
 ) -> list[Judgement]:
+    """Judge candidates by the first batches, and by all of them what is near the best, the best of each placement, and what is
+    certain: the best first.
+
+    batches: indices of the first ones, and of all.
+    """
+    first, every = batches
+    found, placements = [], set[str]()
+    for one in sorted(_judged(steps, candidates, first, strategies, advance), key=lambda one: one.key):
+        is_near = one.fits and one.step_s <= _NEAR * (found[0] if found else one).step_s
+        if is_near or one.candidate.layout in certain or one.candidate.placement not in placements:
+            found += _judged(steps, [one.candidate], every, strategies, int)
+        else:
+            found.append(one)
+        placements.add(one.candidate.placement)
+    return sorted(found, key=lambda one: one.key)
+
+
+def _finished(steps: SimulatedSteps, judged: Judgement, strategies: Mapping[str, str], advance: Advance) -> list[Judgement]:
     """Return what is said of a candidate by all batches, the first of which it was judged on; none if one cannot be run."""
-    rest = batches[judged.steps_s.size :]
-    if not len(rest):
+    rest = range(judged.steps_s.size, len(steps.batches))
+    if not rest:
         return [judged]
-    more = _judged(demand, [judged.candidate], rest, strategies, seed, advance)
-    return [merged(judged, one) for one in more]
+    return [merged(judged, one) for one in _judged(steps, [judged.candidate], rest, strategies, advance, is_apart=False)]
 
 
-def _strategy(demand: Demand, candidate: Candidate, batches: Ints, strategy: str, seed: int) -> str:
+def _strategy(steps: SimulatedSteps, candidate: Candidate, strategy: str) -> str:
     """Return the strategy with which a candidate is judged: for `auto` the one that is the best for the first batch.
 
     Large global batches are tried with the quick strategies only.
     """
     if strategy != AUTO or candidate.placement == "colocated":
         return strategy
-    tried: Iterable[str] = (AUTO,) if demand.global_batch <= _LARGE else QUICK_STRATEGIES
-    if candidate.sharing is not None and demand.global_batch <= _LARGE:
-        tried = CANDIDATES
+    is_large = steps.demand.global_batch > _LARGE
+    tried: Iterable[str] = QUICK_STRATEGIES if is_large else CANDIDATES if candidate.sharing is not None else (AUTO,)
     judged = []
     for name in tried:
         try:
-            judged.append(judge(demand, candidate, batches, name, seed, quick=True))
+            judged.append(steps.judged(candidate, [0], name, quick=True))
         except ValueError:
             continue
     return min(judged, key=lambda one: one.key).strategy if judged else _QUICK
-
-
-def _key(candidate: Candidate) -> str:
-    """Return what two candidates have in common that are laid out alike, whoever found them."""
-    return f"{candidate.placement} {candidate.microbatches} {dict(candidate.grids)}"
 
 
 def _kept(judged: Sequence[Judgement], most: int) -> list[Candidate]:
@@ -306,7 +358,7 @@ def _kept(judged: Sequence[Judgement], most: int) -> list[Candidate]:
 
 def _together(ours: Iterable[Candidate], others: Iterable[Candidate]) -> list[Candidate]:
     """Return all candidates, and of several that are laid out alike the first one."""
-    by_key: dict[str, Candidate] = {}
+    of_layout: dict[str, Candidate] = {}
     for candidate in (*ours, *others):
-        by_key.setdefault(_key(candidate), candidate)
-    return list(by_key.values())
+        of_layout.setdefault(candidate.layout, candidate)
+    return list(of_layout.values())

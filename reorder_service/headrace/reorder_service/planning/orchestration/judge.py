@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -83,8 +83,18 @@ def judge(
     can be run with the demand's schedule.
     """
     steps = [simulated(demand, candidate, rows, strategy, seed, quick=quick) for rows in batches]
+    return judgement_of(demand, candidate, batches, steps, strategy, is_apart=not quick)
+
+
+def judgement_of(
+    demand: Demand, candidate: Candidate, batches: Ints, steps: Sequence[Simulated], strategy: str, *, is_apart: bool
+) -> Judgement:
+    """Return what is said of a candidate by the steps of (b, B) global batches that were simulated on it, as `judge` does.
+
+    is_apart: whether the time is taken apart.
+    """
     seconds = np.array([step.step_s for step in steps]) + update_s(demand, candidate)
-    parts = dict.fromkeys(PARTS, 0.0) if quick else _parts(demand, candidate, batches, steps, seconds)
+    parts = _parts(demand, candidate, batches, steps, seconds) if is_apart else dict.fromkeys(PARTS, 0.0)
     peaks = np.max([step.peaks for step in steps], axis=0)
     chosen = {step.strategy for step in steps}
     return Judgement(
@@ -118,19 +128,30 @@ def simulated(
         )
     if candidate.sharing is not None:
         return _on_shared_ranks(candidate, batch, strategy)
-    room = room_bytes(demand, candidate)
     if demand.schedule != EAGER:
         chosen, slots = run_strategy(strategy, batch)
         work = planned_work(batch, slots)
-        peaks = peak_memory(work).max(axis=0)
-        if quick or (peaks <= _by_stage(candidate, room)).all():
-            return Simulated(batch=batch, slots=slots, strategy=chosen, step_s=simulate(work).iteration_s, peaks=peaks)
+        step = Simulated(
+            batch=batch,
+            slots=slots,
+            strategy=chosen,
+            step_s=simulate(work).iteration_s,
+            peaks=peak_memory(work).max(axis=0),
+        )
+        if quick or keeps_within(demand, candidate, step):
+            return step
+    room = room_bytes(demand, candidate)
     scale = np.array([room[unit] for unit in batch.units])[:, None]
     limited = replace(batch, memory=batch.memory / scale, execution=replace(batch.execution, memory_limit=1.0))
     chosen, slots = run_strategy(strategy, limited)
     work = planned_work(limited, slots)
     peaks = peak_memory(work).max(axis=0) * _by_stage(candidate, room)
     return Simulated(batch=batch, slots=slots, strategy=chosen, step_s=simulate(work).iteration_s, peaks=peaks)
+
+
+def keeps_within(demand: Demand, candidate: Candidate, step: Simulated) -> bool:
+    """Return whether a step on pipelines whose units share no GPUs keeps within their memory, and need not be planned anew."""
+    return bool((step.peaks <= _by_stage(candidate, room_bytes(demand, candidate))).all())
 
 
 def batch_of(demand: Demand, candidate: Candidate, rows: Ints, seed: int = 0) -> Batch:
@@ -165,6 +186,7 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
     execution = Execution(
         schedule=demand.schedule,
         chunks=demand.chunks,
+        in_flight=candidate.in_flight,
         backward_factors=factors,
         stage_loads={unit.name: stage_loads(unit, candidate.grids[unit.name].pp, demand.chunks) for unit in demand.units},
         exchange_s={unit: seconds for unit, seconds in _exchange(demand, candidate).items() if sum(seconds) > 0},
@@ -203,7 +225,11 @@ def stage_loads(unit: UnitDemand, stages: int, chunks: int = 1) -> list[list[flo
 def sharing_of(candidate: Candidate) -> Sharing:
     """Return how encoders share the LLM's GPUs. The candidate's placement must be one that does."""
     assert candidate.sharing is not None, "of placements with shared GPUs only"
-    return Sharing(order=candidate.sharing, slices={unit: candidate.grids[unit].tp for unit in (*candidate.guests, LLM)})
+    return Sharing(
+        order=candidate.sharing,
+        slices={unit: candidate.grids[unit].tp for unit in (*candidate.guests, LLM)},
+        pieces=dict.fromkeys(candidate.guests, candidate.pieces) if candidate.pieces > 1 else {},
+    )
 
 
 def room_bytes(demand: Demand, candidate: Candidate) -> Mapping[str, float]:
@@ -253,7 +279,7 @@ def _colocated_s(demand: Demand, batch: Batch, slots: Slots, gathering: tuple[fl
     return float(of_microbatch[filled].sum())
 
 
-def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: list[Simulated], seconds: Floats) -> dict[str, float]:
+def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: Sequence[Simulated], seconds: Floats) -> dict[str, float]:
     """Return the GPU-seconds of a mean step by what they are spent on."""
     taken = steps[:_TAKEN_APART]
     model, work = 0.0, 0.0

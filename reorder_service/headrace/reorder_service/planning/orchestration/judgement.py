@@ -105,13 +105,12 @@ class Judgement:
 
 
 def merged(first: Judgement, second: Judgement) -> Judgement:
-    """Return what is said of one candidate by the batches of both judgements."""
+    """Return what is said of one candidate by the batches of both judgements, the first of which took the time apart."""
     steps_s = np.concatenate((first.steps_s, second.steps_s))
-    shares = first.steps_s.size / steps_s.size, second.steps_s.size / steps_s.size
     return replace(
         first,
         steps_s=steps_s,
-        parts={name: shares[0] * first.parts[name] + shares[1] * second.parts[name] for name in first.parts},
+        parts={name: amount * float(steps_s.mean()) / first.step_s for name, amount in first.parts.items()},
         ranks=tuple(
             replace(one, activations=max(one.activations, other.activations))
             for one, other in zip(first.ranks, second.ranks, strict=True)
@@ -148,7 +147,9 @@ def in_words(candidate: Candidate) -> str:
             for is_guest in (candidate.guests.__contains__, lambda unit: unit not in candidate.guests)
         )
         where = "nested in" if candidate.placement == "nested" else "in front of"
-        return f"{guests} {where} {others}, {candidate.microbatches} microbatches"
+        guests += f" in {candidate.pieces} pieces" * (candidate.pieces > 1)
+        depth = "" if candidate.in_flight is None else f", {candidate.in_flight} in flight"
+        return f"{guests} {where} {others}, {candidate.microbatches} microbatches{depth}"
     grids = ", ".join(f"{unit} {grid.dp} x {grid.tp} x {grid.pp}" for unit, grid in candidate.grids.items())
     return f"{grids}, {candidate.microbatches} microbatches"
 

@@ -19,7 +19,8 @@ from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 from headrace.reorder_service.planning.orchestration.estimate import (
-    exposed_exchange_s,
+    exchange_s,
+    exposed_of,
     hop_s,
     state_bytes,
     unit_update_s,
@@ -45,13 +46,15 @@ class Layouts:
     pp: Mapping[str, Ints]
     step_s: Floats
     """(m,) estimated seconds of a step."""
+    of_means_s: Floats
+    """(m,) the same if all samples were mean ones, which steps seldom beat."""
 
     def candidate(self, row: int, search: str) -> Candidate:
         """Return one layout."""
         grids = {
             unit: UnitGrid(dp=int(self.dp[unit][row]), tp=int(self.tp[unit][row]), pp=int(self.pp[unit][row])) for unit in self.dp
         }
-        return Candidate(search=search, grids=grids, microbatches=self.microbatches)
+        return Candidate(search=search, grids=grids, microbatches=self.microbatches, estimated_s=float(self.of_means_s[row]))
 
 
 def stage_counts(layers: int, chunks: int = 1, most: int | None = None) -> list[int]:
@@ -73,6 +76,9 @@ def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
     limit = usable_bytes(demand.cluster) if fitting else np.inf
     columns = _of_llm(demand, llm, limit)
     combinations = _combinations(demand, others)
+    if not columns.size or not combinations:
+        return
+    exchanges = {unit.name: _Exchanges(demand, unit) for unit in demand.units}
     most = demand.global_batch
     for count in sorted({*(k for k in MICROBATCHES if k <= most), *_one_sample_each(demand, columns[0])}):
         dp, tp, pp = columns[:, columns[0] * count <= demand.global_batch]
@@ -80,7 +86,7 @@ def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
         parts = [part for part in dealt if part is not None]
         if parts:
             joined = [{unit: np.concatenate([part[i][unit] for part in parts]) for unit in demand.unit_names} for i in range(3)]
-            yield _estimated(demand, count, *joined)
+            yield _estimated(demand, exchanges, count, *joined)
 
 
 def _of_llm(demand: Demand, llm: UnitDemand, limit: float) -> Ints:
@@ -161,14 +167,39 @@ def _columns(replicas: Ints, size: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
     return replicas, np.full_like(replicas, size[0]), np.full_like(replicas, size[1])
 
 
-def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[str, Ints], pp: Mapping[str, Ints]) -> Layouts:
+class _Exchanges:
+    """The seconds in which replicas of a unit gather its weights, of all grids that it may have: once for all microbatches."""
+
+    def __init__(self, demand: Demand, unit: UnitDemand) -> None:
+        tp = widths(unit, demand.cluster.gpus_per_node)
+        pp = stage_counts(unit.layers, demand.chunks)
+        dp = np.arange(1, min(demand.cluster.num_gpus, demand.global_batch) + 1)
+        self._seconds = exchange_s(unit, demand.cluster, dp, *np.ix_(tp, pp, dp)[:2])
+        self._width_at, self._stages_at = np.zeros(max(tp) + 1, np.int64), np.zeros(max(pp) + 1, np.int64)
+        self._width_at[tp], self._stages_at[pp] = np.arange(len(tp)), np.arange(len(pp))
+
+    def of(self, dp: Ints, tp: Ints, pp: Ints) -> Floats:
+        """Return them for grids, given as columns."""
+        seconds: Floats = self._seconds[self._width_at[tp], self._stages_at[pp], dp - 1]
+        return seconds
+
+
+def _estimated(
+    demand: Demand,
+    exchanges: Mapping[str, _Exchanges],
+    count: int,
+    dp: Mapping[str, Ints],
+    tp: Mapping[str, Ints],
+    pp: Mapping[str, Ints],
+) -> Layouts:
     """Estimate the steps as `estimate.step_s` does for one candidate (overlapped), but for the microbatch that passes all stages.
 
     That is the one with the largest sample, if it takes longer than a mean microbatch: jobs that take p(k) each on every machine
     of a row take the sum of p in all and, once for every further machine, the longest p.
     """
     zeros = np.zeros(dp[LLM].size)
-    longest, rest, slowest, exchange, update = zeros, zeros, zeros, zeros, zeros
+    slowest, exchange, update = zeros, zeros, zeros
+    longest, rest = np.zeros((2, zeros.size)), np.zeros((2, zeros.size))  # with the largest sample, and with mean ones
     for unit in demand.units:
         name = unit.name
         samples = demand.global_batch / count / dp[name]
@@ -179,15 +210,16 @@ def _estimated(demand: Demand, count: int, dp: Mapping[str, Ints], tp: Mapping[s
         fixed_s = sum(unit.microbatch_s)
         stage = (samples * of_sample + fixed_s) * time_share(unit, pp[name])
         slowest = np.maximum(slowest, stage)
-        whole = np.maximum(samples * of_sample, of_largest) + fixed_s
+        whole = np.stack((np.maximum(samples * of_sample, of_largest), samples * of_sample)) + fixed_s
         sizes = dp[name], tp[name], pp[name]
         update = np.maximum(update, unit_update_s(unit, *sizes))
-        exposed = exposed_exchange_s(unit, demand.cluster, *sizes, stage / (1 + unit.backward_factor))
+        one_s = exchanges[name].of(*sizes)
+        exposed = exposed_of(unit, one_s, pp[name], stage / (1 + unit.backward_factor))
         exchange = np.maximum(exchange, sum(exposed))
         whole = whole + (pp[name] - (name == demand.unit_names[-1])) * hop_s(unit, demand.cluster, samples)
         if name in (LLM, GENERATOR):
             rest = rest + whole
         else:
             longest = np.maximum(longest, whole)
-    step_s = (longest + rest) / demand.chunks + (count - 1) * slowest + exchange + update
-    return Layouts(microbatches=count, dp=dp, tp=tp, pp=pp, step_s=step_s)
+    step_s, of_means_s = (longest + rest) / demand.chunks + (count - 1) * slowest + exchange + update
+    return Layouts(microbatches=count, dp=dp, tp=tp, pp=pp, step_s=step_s, of_means_s=of_means_s)

@@ -39,7 +39,8 @@ def held_on_shared_ranks(candidate: Candidate, step: Simulated, stages: Sequence
     units = list(candidate.grids)
     frees = np.array([work.execution.freed_by(unit) for unit in units])[actions[:, UNIT]] == actions[:, KIND]
     takes = actions[:, KIND] == Kind.FORWARD
-    amounts = work.memory[:, actions[:, SLOT], actions[:, UNIT]]
+    pieces = np.array([candidate.pieces if unit in candidate.guests else 1 for unit in units])[actions[:, UNIT]]
+    amounts = work.memory[:, actions[:, SLOT], actions[:, UNIT]] / pieces
     begin, end = actions[:, CELL], actions[:, CELL] + actions[:, WIDTH]
 
     def on(cell: int) -> NDArray[np.bool_]:

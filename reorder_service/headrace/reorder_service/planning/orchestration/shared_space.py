@@ -3,14 +3,16 @@
 The LLM has every number of slices, and of stages those that whole layers make worth while, on all GPUs. An encoder has one stage
 on each GPU or few stages, and slices no wider than its own widths allow: its work is then spread evenly over all GPUs, which is
 what disaggregated layouts can only round to. The price is memory, as every GPU holds weights of all units, and bubbles of the
-LLM's pipelines that encoders fill only if they are nested in them.
+LLM's pipelines that encoders fill only if they are nested in them. A generator, which the LLM's backwards wait for, has GPUs of
+its own: those shares of all GPUs that its work is of all work, rounded to its replicas.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,6 +35,7 @@ from headrace.reorder_service.planning.orchestration.stage_cuts import layer_sha
 from headrace.schedule import EAGER
 
 _GUEST_STAGES = (1, 2, 4, 8)
+_GENERATOR_STAGES = 4
 _MOST_ACTIONS = 30_000
 """Forwards of a step, of as many replicas of all stages as the encoders have: more take too long to simulate, and most of their
 microbatches would be empty."""
@@ -55,6 +58,8 @@ class _Layouts:
     microbatches: Ints
     guest_tp: Ints
     guest_pp: Ints
+    generator: tuple[Ints, Ints, Ints]
+    """dp, tp and pp of the generator, if there is one."""
 
     @property
     def ranks(self) -> Ints:
@@ -63,28 +68,50 @@ class _Layouts:
 
     def of(self, rows: Ints) -> _Layouts:
         dp, tp, pp = self.llm
+        of_generator, generator_tp, generator_pp = self.generator
         return _Layouts(
             llm=(dp[rows], tp[rows], pp[rows]),
             microbatches=self.microbatches[rows],
             guest_tp=self.guest_tp[rows],
             guest_pp=self.guest_pp[rows],
+            generator=(of_generator[rows], generator_tp[rows], generator_pp[rows]),
         )
 
-    def candidate(self, demand: Demand, row: int, placement: Placement, search: str) -> Candidate:
+    def candidate(self, demand: Demand, row: int, seconds: float, placement: Placement, search: str) -> Candidate:
         dp, tp, pp = (int(column[row]) for column in self.llm)
         guest_tp, guest_pp = int(self.guest_tp[row]), int(self.guest_pp[row])
         guest = UnitGrid(dp=dp * tp * pp // (guest_tp * guest_pp), tp=guest_tp, pp=guest_pp)
-        grids = {unit: UnitGrid(dp=dp, tp=tp, pp=pp) if unit == LLM else guest for unit in demand.unit_names}
-        return Candidate(search=search, grids=grids, microbatches=int(self.microbatches[row]), placement=placement)
+        of_generator, generator_tp, generator_pp = (int(column[row]) for column in self.generator)
+        hosts = {
+            LLM: UnitGrid(dp=dp, tp=tp, pp=pp),
+            GENERATOR: UnitGrid(dp=of_generator, tp=generator_tp, pp=generator_pp),
+        }
+        return Candidate(
+            search=search,
+            grids={unit: hosts.get(unit, guest) for unit in demand.unit_names},
+            microbatches=int(self.microbatches[row]),
+            placement=placement,
+            estimated_s=seconds,
+        )
 
 
 def shares(demand: Demand) -> bool:
-    """Return whether encoders of this demand can be on the LLM's pipelines, as far as is searched.
+    """Return whether this demand has encoders, which can be on the LLM's pipelines."""
+    return demand.unit_names[0] != LLM
 
-    There is no generator, which would have GPUs of its own beside them; and the schedule is neither interleaved nor eager, whose
-    depth follows from memory that encoders share.
-    """
-    return len(demand.units) > 1 and GENERATOR not in demand.unit_names and demand.schedule != EAGER and demand.chunks == 1
+
+def can_be_cut(demand: Demand, candidate: Candidate) -> bool:
+    """Return whether passes of a candidate's encoders can be cut into pieces, and are where the LLM has bubbles for these."""
+    of_one_stage = all(candidate.grids[unit].pp == 1 for unit in candidate.guests)
+    return candidate.placement == "nested" and demand.chunks == 1 and of_one_stage and candidate.grids[LLM].pp > 1
+
+
+def in_pieces(demand: Demand, candidate: Candidate, numbers: Sequence[int]) -> Iterator[Candidate]:
+    """Yield the candidate with its encoders' passes cut into so many pieces, which have a layer each at least."""
+    layers = min(unit.layers for unit in demand.units if unit.name in candidate.guests)
+    for number in numbers:
+        if number <= layers:
+            yield replace(candidate, pieces=number)
 
 
 def shared_candidates(demand: Demand, most: int, placements: Collection[str], search: str) -> tuple[list[Candidate], int]:
@@ -95,31 +122,62 @@ def shared_candidates(demand: Demand, most: int, placements: Collection[str], se
     layouts = _layouts(demand)
     found = []
     for placement in asked:
-        seconds = _step_s(demand, layouts, nested=placement == "nested")
-        found += _fastest(demand, layouts, seconds, placement, search, most)
+        nested = placement == "nested"
+        seconds, of_means_s = (_step_s(demand, layouts, nested=nested, of_means=of_means) for of_means in (False, True))
+        found += _fastest(demand, layouts, (seconds, of_means_s), placement, search, most)
     return found, len(asked) * layouts.microbatches.size
 
 
 def _layouts(demand: Demand) -> _Layouts:
     """Return all layouts whose state alone does not exceed the memory of a GPU; all, if there are none such."""
-    cluster, batch = demand.cluster, demand.global_batch
-    llm, guests = _units(demand)
+    cluster, batch, chunks = demand.cluster, demand.global_batch, demand.chunks
+    llm, guests, generator = _units(demand)
     guest_widths = sorted(set.intersection(*(set(widths(unit, cluster.gpus_per_node)) for unit in guests)))
     rows = [
-        (min(cluster.num_gpus // (tp * pp), batch // count), tp, pp, count, guest_tp, guest_pp)
-        for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_counts(llm.layers))
-        for count in _counts(demand, cluster.num_gpus // (tp * pp))
+        (min(left // (tp * pp), batch // count), tp, pp, count, guest_tp, guest_pp, *of_generator)
+        for of_generator in _generators(demand)
+        if (left := cluster.num_gpus - of_generator[0] * of_generator[1] * of_generator[2]) > 0
+        for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_counts(llm.layers, chunks))
+        for count in _counts(demand, left // (tp * pp))
         for guest_tp, guest_pp in itertools.product(guest_widths, _GUEST_STAGES)
-        if guest_pp <= min(unit.layers for unit in guests)
+        if guest_pp * chunks <= min(unit.layers for unit in guests) and of_generator[0] * count <= batch
     ]
-    dp, tp, pp, count, guest_tp, guest_pp = np.array(rows, np.int64).reshape(-1, 6).T
+    dp, tp, pp, count, guest_tp, guest_pp, *columns = np.array(rows, np.int64).reshape(-1, 9).T
+    of_generator, generator_tp, generator_pp = columns
     state, replicas = state_bytes(llm, dp, tp, pp), np.maximum(1, dp * tp * pp // (guest_tp * guest_pp))
-    whole = (dp * tp * pp % (guest_tp * guest_pp) == 0) & (replicas * count * (pp + guest_pp * len(guests)) <= _MOST_ACTIONS)
+    forwards = np.maximum(replicas, of_generator) * count * (pp + guest_pp * len(guests) + generator_pp) * chunks
+    whole = (dp * tp * pp % (guest_tp * guest_pp) == 0) & (forwards <= _MOST_ACTIONS)
+    whole &= dp * tp * pp % np.maximum(1, generator_tp) == 0  # slices of a layer lie in one node
     for unit in guests:
         state = state + state_bytes(unit, replicas, guest_tp, guest_pp)
+    if generator is not None:
+        state = np.maximum(state, state_bytes(generator, of_generator, generator_tp, generator_pp))
     fitting = whole & (state <= usable_bytes(cluster))
-    every = _Layouts(llm=(dp, tp, pp), microbatches=count, guest_tp=guest_tp, guest_pp=guest_pp)
+    every = _Layouts(
+        llm=(dp, tp, pp),
+        microbatches=count,
+        guest_tp=guest_tp,
+        guest_pp=guest_pp,
+        generator=(of_generator, generator_tp, generator_pp),
+    )
     return every.of(np.flatnonzero(fitting if fitting.any() else whole))
+
+
+def _generators(demand: Demand) -> list[tuple[int, int, int]]:
+    """Return (dp, tp, pp) of the generator for every width and few numbers of stages, with the GPUs that its share of the work
+    asks for, rounded down and up; zeros if there is none."""
+    generator = _units(demand)[2]
+    if generator is None:
+        return [(0, 0, 0)]
+    found = []
+    work = {unit.name: demand.step_s(unit, min(unit.forward_s)) for unit in demand.units}
+    rest_s = sum(work.values()) - work[GENERATOR]
+    for tp in widths(generator, demand.cluster.gpus_per_node):
+        for pp in stage_counts(generator.layers, demand.chunks, _GENERATOR_STAGES):
+            own_s = demand.step_s(generator, tp) * float(time_share(generator, pp)) * tp * pp
+            even = demand.cluster.num_gpus * own_s / (own_s + rest_s) / (tp * pp)
+            found += [(max(1, math.floor(even)), tp, pp), (max(1, math.ceil(even)), tp, pp)]
+    return list(dict.fromkeys(found))
 
 
 def _counts(demand: Demand, replicas: int) -> list[int]:
@@ -130,38 +188,65 @@ def _counts(demand: Demand, replicas: int) -> list[int]:
     return sorted({count for count in (*MICROBATCHES, one_each) if 1 <= count <= max(1, one_each)})
 
 
-def _units(demand: Demand) -> tuple[UnitDemand, list[UnitDemand]]:
-    return next(unit for unit in demand.units if unit.name == LLM), [unit for unit in demand.units if unit.name != LLM]
+def _units(demand: Demand) -> tuple[UnitDemand, list[UnitDemand], UnitDemand | None]:
+    """Return the LLM, the units that share its GPUs, and the generator, if there is one."""
+    units = {unit.name: unit for unit in demand.units}
+    guests = [unit for name, unit in units.items() if name not in (LLM, GENERATOR)]
+    return units[LLM], guests, units.get(GENERATOR)
 
 
-def _step_s(demand: Demand, layouts: _Layouts, *, nested: bool) -> Floats:
+def _step_s(demand: Demand, layouts: _Layouts, *, nested: bool, of_means: bool) -> Floats:
     """Return the estimated seconds of a step of each layout.
 
-    The LLM's pipelines take what `estimate.step_s` says. Encoders in front take their share of the encoders' work besides. Nested
-    ones take it only as far as the LLM's bubbles are too short for it, but for the first microbatch's forward, which is in front
-    of all, and the last one's backward.
+    The LLM's pipelines, with a generator behind them, take what `estimate.step_s` says. Encoders in front take their share of the
+    encoders' work besides. Nested ones take it only as far as the LLM's bubbles are too short for it, but for the first
+    microbatch's forward, which is in front of all, and the last one's backward. of_means: as if all samples were mean ones.
     """
-    llm, guests = _units(demand)
+    llm, guests, generator = _units(demand)
+
+    def largest_s(unit: UnitDemand, tp: Ints) -> Floats:
+        return np.zeros(tp.size) if of_means else _largest(unit, tp)
+
     cluster, batch, count = demand.cluster, demand.global_batch, layouts.microbatches
     dp, _, pp = layouts.llm
     samples = batch / count / dp
     whole, stage = _of_microbatch(llm, layouts.llm, samples)
-    chain = np.maximum(whole, _largest(llm, layouts.llm[1])) + (pp - 1) * hop_s(llm, cluster, samples) + (count - 1) * stage
+    filling, slowest = np.maximum(whole, largest_s(llm, layouts.llm[1])) + (pp - 1) * hop_s(llm, cluster, samples), stage
+    behind = np.zeros(count.size)
+    if generator is not None:
+        of_generator, generator_tp, generator_pp = layouts.generator
+        each = batch / count / of_generator
+        in_all, of_stage = _of_microbatch(generator, layouts.generator, each)
+        in_all = np.maximum(in_all, largest_s(generator, generator_tp)) + (generator_pp - 1) * hop_s(generator, cluster, each)
+        filling, slowest = filling + in_all + hop_s(llm, cluster, samples), np.maximum(stage, of_stage)
+        at_first, at_last = exposed_exchange_s(generator, cluster, *layouts.generator, of_stage / (1 + generator.backward_factor))
+        behind = at_first + at_last
+    chain = filling / demand.chunks + (count - 1) * slowest
     replicas = layouts.ranks // (layouts.guest_tp * layouts.guest_pp)
     shape = replicas, layouts.guest_tp, layouts.guest_pp
     work, first, sent = np.zeros(count.size), np.zeros(count.size), np.zeros(count.size)
     exposed = np.zeros(count.size)
     for unit in guests:
         of_microbatch, of_stage = _of_microbatch(unit, shape, batch / count / replicas)
-        largest = _largest(unit, layouts.guest_tp)
+        largest = largest_s(unit, layouts.guest_tp)
         work += np.maximum(count * of_stage, largest * time_share(unit, layouts.guest_pp))
         first = np.maximum(first, np.maximum(of_microbatch, largest) + 2 * hop_s(unit, cluster, samples))
         sent += exchange_s(unit, cluster, *shape)
         exposed += exposed_exchange_s(unit, cluster, *shape, of_stage / (1 + unit.backward_factor))[1]
     exposed += sum(exposed_exchange_s(llm, cluster, *layouts.llm, stage / (1 + llm.backward_factor)))
+    exposed = np.maximum(exposed, behind)
     if nested:
-        return np.maximum(chain + first, count * stage + work) + exposed
+        return np.maximum(chain + first / demand.chunks, count * stage + work) + exposed
     return chain + np.maximum(work, sent) + exposed
+
+
+def _deepest(demand: Demand, candidate: Candidate, room: float) -> Candidate:
+    """Return the candidate with as many microbatches in flight as fit the room by the estimate, all of them or a half, a quarter
+    and so on."""
+    depth = candidate.microbatches
+    while depth > 1 and fullest_bytes(demand, replace(candidate, in_flight=depth)) > room:
+        depth //= 2
+    return replace(candidate, in_flight=depth)
 
 
 def _of_largest(demand: Demand, candidate: Candidate) -> float:
@@ -193,18 +278,23 @@ def _largest(unit: UnitDemand, tp: Ints) -> Floats:
     return seconds
 
 
-def _fastest(demand: Demand, layouts: _Layouts, seconds: Floats, placement: Placement, search: str, most: int) -> list[Candidate]:
+def _fastest(
+    demand: Demand, layouts: _Layouts, estimates: tuple[Floats, Floats], placement: Placement, search: str, most: int
+) -> list[Candidate]:
     """Return at most so many candidates: half of them surely fit the memory, and the others may, the fastest of each.
 
-    Where there are fewer, the leanest that do not fit by the estimate come last.
+    Where there are fewer, the leanest that do not fit by the estimate come last. estimates: (m,) seconds of a step, with the
+    largest sample and with mean ones.
     """
     usable = usable_bytes(demand.cluster)
     taken: dict[tuple[bool, int, int], set[UnitGrid]] = {}
     sure: list[Candidate] = []
     likely: list[Candidate] = []
     tight: list[tuple[float, Candidate]] = []
+    seconds, of_means_s = estimates
     for row in np.argsort(seconds, kind="stable")[:_LOOKED_AT].tolist():
-        candidate = layouts.candidate(demand, row, placement, search)
+        candidate = layouts.candidate(demand, row, float(of_means_s[row]), placement, search)
+        candidate = _deepest(demand, candidate, _ROOM * usable) if demand.schedule == EAGER else candidate
         memory = fullest_bytes(demand, candidate)
         if memory > _ROOM * usable:
             tight.append((memory, candidate))

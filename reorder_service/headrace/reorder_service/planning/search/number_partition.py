@@ -27,6 +27,10 @@ def descending(weights: Floats) -> Ints:
 @kernel
 def _by_weight(weights: Floats) -> Ints:
     """Return (n,) positions by falling weight."""
+    if weights.size <= _SHORT:
+        few = np.arange(weights.size)
+        _insert(weights, few, 0, few.size)
+        return few
     upper = _rising_as_weights_fall(weights)
     order, other = np.arange(weights.size), np.empty(weights.size, np.int64)
     for shift in range(0, 33, _DIGIT):
@@ -91,6 +95,27 @@ def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
     """
     bins = np.empty(order.size, np.int64)
     bins[order] = _lightest_bins(weights[order], num_bins)
+    return bins
+
+
+@kernel
+def lpt_of_groups(weights: Floats, order: Ints, group: Ints, num_groups: int, num_bins: int) -> Ints:
+    """Put the weights of each group into bins of its own as `lpt` does, all of them in the given order: (n,) bin of each."""
+    starts = np.zeros(num_groups + 1, np.int64)
+    for item in order:
+        starts[group[item] + 1] += 1
+    starts = np.cumsum(starts)
+    following = starts[:-1].copy()
+    members = np.empty(order.size, np.int64)
+    for item in order:
+        members[following[group[item]]] = item
+        following[group[item]] += 1
+    bins = np.empty(order.size, np.int64)
+    for g in range(num_groups):
+        of_group = members[starts[g] : starts[g + 1]]
+        found = _lightest_bins(weights[of_group], num_bins)
+        for i in range(of_group.size):
+            bins[of_group[i]] = found[i]
     return bins
 
 

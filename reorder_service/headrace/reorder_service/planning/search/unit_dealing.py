@@ -105,14 +105,15 @@ def _lpt(weights: Floats, order: Ints, first: Ints, width: int, count: int, num_
     loads, totals = np.zeros(num_replicas * count), np.zeros(num_replicas)
     slots = np.empty(weights.size, np.int64)
     for i in order:
-        best = first[i]
+        replica = first[i] // count
+        best, of_best = first[i], replica
         for w in range(1, width):
             slot = first[i] + w * count
-            if loads[slot] < loads[best] or (loads[slot] == loads[best] and totals[slot // count] < totals[best // count]):
-                best = slot
+            if loads[slot] < loads[best] or (loads[slot] == loads[best] and totals[replica + w] < totals[of_best]):
+                best, of_best = slot, replica + w
         slots[i] = best
         loads[best] += weights[i]
-        totals[best // count] += weights[i]
+        totals[of_best] += weights[i]
     return slots
 
 
@@ -137,11 +138,16 @@ def _search(
     """
     num_samples, num_units = weights.shape
     loads, totals = np.zeros(targets.shape), np.zeros((num_units, targets.shape[1] // count))
+    replica_of = np.arange(targets.shape[1]) // count  # a lookup table: divisions would take half of a step's time
     for i in range(num_samples):
         for u in range(num_units):
             loads[u, slots[i, u]] += weights[i, u]
-            totals[u, slots[i, u] // count] += weights[i, u]
+            totals[u, replica_of[slots[i, u]]] += weights[i, u]
+    lane_of = np.empty(totals.shape, np.int64)
+    for u in range(num_units):
+        lane_of[u] = np.arange(totals.shape[1]) // widths[u]
     steepness = 1.0 / targets**3
+    of_replicas = _REPLICA_WEIGHT / (float(count) * count * count)
     members, place, first = _groups(slots, widths, own, count, targets.shape[1])
     window = np.uint64(min(num_samples, _WINDOW))
     at = 0
@@ -158,58 +164,68 @@ def _search(
             gain = 0.0
             for u in range(num_units):
                 moved = weights[i, u] - weights[j, u]
-                gain += _gain(loads, totals, steepness, u, slots[i, u], slots[j, u], moved, count)
+                gain += _gain(loads, totals, steepness, replica_of, of_replicas, u, slots[i, u], slots[j, u], moved)
             if gain > least:
                 for u in range(num_units):
-                    _move(loads, totals, u, slots[i, u], slots[j, u], weights[i, u] - weights[j, u], count)
+                    _move(loads, totals, replica_of, u, slots[i, u], slots[j, u], weights[i, u] - weights[j, u])
                     slots[i, u], slots[j, u] = slots[j, u], slots[i, u]
                 for v in range(own.size):
                     places = place[v, i], place[v, j]
                     members[v, places[0]], members[v, places[1]] = j, i
                     place[v, i], place[v, j] = places[1], places[0]
         else:
-            dealt_unit = np.int64((state >> np.uint64(8)) & np.uint64(0xFF)) % own.size
+            dealt_unit = np.int64((state >> np.uint64(8)) & np.uint64(0xFF)) % own.size if own.size > 1 else 0
             u = own[dealt_unit]
             here = slots[i, u]
-            lane = here // count // widths[u]
-            group = lane * count + here % count
+            lane, index = lane_of[u, replica_of[here]], here - replica_of[here] * count
+            group = lane * count + index
             if state & np.uint64(4) == np.uint64(0):  # the sample moves to any replica of the lane, whose microbatch may be empty
                 j = i
                 other = lane * widths[u] + np.int64((state >> np.uint64(16)) & np.uint64(0xFFFF)) % widths[u]
-                there, moved = other * count + here % count, weights[i, u]
+                there, moved = other * count + index, weights[i, u]
             else:
                 begin = first[dealt_unit, group]
                 size = np.uint64(first[dealt_unit, group + 1] - begin)
                 j = members[dealt_unit, begin + np.int64((state >> np.uint64(32)) * size >> np.uint64(32))]
                 there, moved = slots[j, u], weights[i, u] - weights[j, u]
-            if here != there and _gain(loads, totals, steepness, u, here, there, moved, count) > least:
-                _move(loads, totals, u, here, there, moved, count)
+            if here != there and _gain(loads, totals, steepness, replica_of, of_replicas, u, here, there, moved) > least:
+                _move(loads, totals, replica_of, u, here, there, moved)
                 slots[j, u] = here
                 slots[i, u] = there
         at = at + 1 if at + 1 < num_samples else 0
 
 
 @kernel
-def _gain(loads: Floats, totals: Floats, steepness: Floats, unit: int, here: int, there: int, moved: float, count: int) -> float:
+def _gain(
+    loads: Floats,
+    totals: Floats,
+    steepness: Floats,
+    replica_of: Ints,
+    of_replicas: float,
+    unit: int,
+    here: int,
+    there: int,
+    moved: float,
+) -> float:
     """Return by how much the objective falls if one unit's weight `moved` passes from one slot to another."""
     if here == there:
         return 0.0
     gain: float = steepness[unit, here] * (_fourth(loads[unit, here]) - _fourth(loads[unit, here] - moved))
     gain += steepness[unit, there] * (_fourth(loads[unit, there]) - _fourth(loads[unit, there] + moved))
-    home, away = here // count, there // count
+    home, away = replica_of[here], replica_of[there]
     if home != away:
         before = _fourth(totals[unit, home]) + _fourth(totals[unit, away])
         after = _fourth(totals[unit, home] - moved) + _fourth(totals[unit, away] + moved)
-        gain += _REPLICA_WEIGHT / (float(count) * count * count) * (before - after)
+        gain += of_replicas * (before - after)
     return gain
 
 
 @kernel
-def _move(loads: Floats, totals: Floats, unit: int, here: int, there: int, moved: float, count: int) -> None:
+def _move(loads: Floats, totals: Floats, replica_of: Ints, unit: int, here: int, there: int, moved: float) -> None:
     loads[unit, here] -= moved
     loads[unit, there] += moved
-    totals[unit, here // count] -= moved
-    totals[unit, there // count] += moved
+    totals[unit, replica_of[here]] -= moved
+    totals[unit, replica_of[there]] += moved
 
 
 @kernel

@@ -7,12 +7,12 @@ from a list schedule, in which of all actions that could run the one that can be
 backward, and that before a guest's forward. The trainers find these turns before a step begins, from the samples' costs alone,
 and keep to them whatever actions take; so do we, and then time them with all that they take. Guests that are cut as the schedule
 cuts them hold no more microbatches than as stages of their own, so that `nested` bounds their activations; `colocated` holds
-those of the whole step.
+those of the whole step. Passes of a guest may be cut into pieces, each an action of some of its layers (`Sharing.pieces`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,11 @@ def simulate_shared(batch: Batch, slots: Slots, sharing: Sharing) -> SharedStep:
     The exchange of guests comes behind that of the LLM on their ranks. Raises ValueError if the plan makes its schedule wait for
     itself, or if a guest has not as many ranks as the LLM.
     """
-    work = planned_work(batch, slots)
-    layout, links, units = Layout.of(work), links_of(work), list(work.topology.stages)
+    work, units = planned_work(batch, slots), list(batch.topology.stages)
+    pieces = np.array([sharing.pieces.get(unit, 1) for unit in units])
+    if sharing.pieces:
+        work = replace(Work.of(batch, slots, pieces), execution=work.execution)
+    layout, links = Layout.of(work, pieces if sharing.pieces else None), links_of(work)
     unit_of_stage = np.repeat(np.arange(len(units)), list(work.topology.stages.values()))
     cells, num_cells = cells_of(work, sharing)
     replicas = np.array(work.unit_replicas)[unit_of_stage]
@@ -78,7 +81,7 @@ def simulate_shared(batch: Batch, slots: Slots, sharing: Sharing) -> SharedStep:
     is_guest = np.array([unit in sharing.guests for unit in units])
     if sharing.order == "nested":
         assumed_s, precedence = np.zeros(len(actions)), np.zeros(len(actions), np.int64)
-        assumed_s[there] = _assumed_s(batch, slots, columns)
+        assumed_s[there] = _assumed_s(batch, slots, columns) / pieces[columns[:, UNIT]]
         precedence[there] = _precedence(units, is_guest, columns)
         turns = nested_turns(
             layout.tables, layout.first_action, actions, first, targets, waits, assumed_s, precedence, num_cells

@@ -18,7 +18,8 @@ from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
 from headrace.reorder_service.planning.simulation.makespan import slowest_makespan
-from headrace.reorder_service.planning.simulation.timed_schedule import last_end, replay, schedule_table
+from headrace.reorder_service.planning.simulation.timed_schedule import in_pieces, replay, schedule_table
+from headrace.reorder_service.planning.simulation.whole_step import end_of_step, peaks_of_stages
 from headrace.reorder_service.planning.simulation.work import Links, Work
 
 __all__ = ["Timeline", "Work", "peak_memory", "simulate", "timeline"]
@@ -70,7 +71,7 @@ def timeline(work: Work) -> Timeline:
     """
     layout = Layout.of(work)
     starts, ends, causes = _replay(work, layout)
-    memory_after, _ = _memory(work, layout)
+    memory_after = _memory_after(work, layout)
     replica, rows = layout.actions()
     order = np.lexsort((rows[:, actions_of.STAGE], replica))
     order = order[replica[order] < np.array(work.unit_replicas)[rows[order, actions_of.UNIT]]]
@@ -96,8 +97,17 @@ def peak_memory(work: Work) -> Floats:
     without a backward keeps nothing. A stage does one thing at a time, so what it holds depends only on the order of its
     actions, not on their times.
     """
-    _, peaks = _memory(work, Layout.of(work))
-    return peaks
+    layout = Layout.of(work)
+    until = np.array([work.execution.freed_by(unit) for unit in work.topology.stages], np.int64)
+    return peaks_of_stages(
+        layout.tables,
+        layout.first_row,
+        np.diff(layout.first_action),
+        layout.slot_at,
+        replicas_of_stages(work),
+        work.memory,
+        until,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -110,11 +120,12 @@ class Layout:
     slot_at: Ints
 
     @classmethod
-    def of(cls, work: Work) -> Layout:
-        """Return those of a step's work."""
+    def of(cls, work: Work, pieces: Ints | None = None) -> Layout:
+        """Return those of a step's work. pieces: (U,) actions into which one of a unit is cut, see `timed_schedule.in_pieces`."""
         num_replicas, num_microbatches = work.occupied.shape
         counts, which = np.unique(work.occupied.sum(axis=1), return_inverse=True)
         tables = [schedule_table(work.topology.stages, work.execution, count) for count in counts.tolist()]
+        tables = tables if pieces is None else [in_pieces(table, pieces) for table in tables]
         lengths = np.array([len(table) for table in tables])
         order = np.argsort(~work.occupied, axis=1, kind="stable")
         return cls(
@@ -134,9 +145,7 @@ class Layout:
 def _iteration_s(work: Work) -> float:
     holes = (work.occupied[:, 1:] > work.occupied[:, :-1]).any()
     if work.links is not None or holes or work.execution.exchange_s:
-        layout = Layout.of(work)
-        _, ends, _ = _replay(work, layout)
-        return last_end(layout.tables, layout.first_row, layout.first_action, ends, exchanges_of(work)[1])
+        return _linked_s(work)
     counts = work.occupied.sum(axis=1)
     return max(
         slowest_makespan(
@@ -146,6 +155,40 @@ def _iteration_s(work: Work) -> float:
         )
         for count in np.unique(counts).tolist()
     )
+
+
+def _linked_s(work: Work) -> float:
+    """Return when a step is over in which transfers, exchanges or samples of other microbatches are waited for.
+
+    Raises ValueError if the schedule waits for itself.
+    """
+    layout, links = Layout.of(work), links_of(work)
+    first_s, last_s = exchanges_of(work)
+    replicas = replicas_of_stages(work) if work.links is not None else np.full(work.topology.num_stages, layout.first_row.size)
+    seconds = end_of_step(
+        layout.tables,
+        layout.first_row,
+        np.diff(layout.first_action),
+        layout.slot_at,
+        replicas,
+        work.seconds.reshape(-1, *work.seconds.shape[2:]),
+        links.hop_s,
+        links.offsets,
+        links.slots,
+        links.delay_s,
+        work.replicas_coupled,
+        first_s,
+        last_s,
+    )
+    if seconds < 0:
+        raise never_ends(work)
+    return seconds
+
+
+def replicas_of_stages(work: Work) -> Ints:
+    """Return (S,) the number of replicas of each stage."""
+    found: Ints = np.repeat(work.unit_replicas, list(work.topology.stages.values()))
+    return found
 
 
 def exchanges_of(work: Work) -> tuple[Floats, Floats]:
@@ -214,11 +257,10 @@ def _critical(over: Floats, causes: Ints) -> NDArray[np.bool_]:
     return critical
 
 
-def _memory(work: Work, layout: Layout) -> tuple[Floats, Floats]:
-    """Return (A,) what its stage holds after each action, and (D, S) the most that each stage ever holds."""
+def _memory_after(work: Work, layout: Layout) -> Floats:
+    """Return (A,) what its stage holds after each action."""
     until = [work.execution.freed_by(unit) for unit in work.topology.stages]
     after = np.zeros(layout.first_action[-1])
-    peaks = np.zeros((layout.first_row.size, work.topology.num_stages))
     num_actions = np.diff(layout.first_action)
     for count in np.unique(num_actions):
         replicas = np.flatnonzero(num_actions == count)
@@ -231,5 +273,4 @@ def _memory(work: Work, layout: Layout) -> tuple[Floats, Floats]:
                 takes, gives = work.memory[:, slots, unit]
                 holds = activation_memory(rows[:, actions_of.KIND], takes, gives, until[unit])
                 after[layout.first_action[replicas][:, None] + places] = holds
-                peaks[replicas, stage] = holds.max(axis=1)
-    return after, peaks
+    return after

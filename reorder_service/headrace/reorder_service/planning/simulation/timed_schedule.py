@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 
 import numpy as np
 
@@ -37,8 +38,8 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     first = np.cumsum([0, *map(len, schedule)])
     actions = [action for of_stage in schedule for action in of_stage]
     stage = np.repeat(np.arange(len(graph)), np.diff(first))
-    fields = ([int(action.kind) for action in actions], [a.microbatch for a in actions], [a.chunk for a in actions])
-    kind, microbatch, chunk = np.array(fields, np.int64)
+    fields = (map(attrgetter(name), actions) for name in ("kind", "microbatch", "chunk"))
+    kind, microbatch, chunk = (np.fromiter(values, np.int64, len(actions)) for values in fields)
     waits = _waits(graph, stage, kind, microbatch) if chunks == 1 else _waits_of_chunks(graph, chunks, schedule)
     row_of = executable_order(waits, first)
     assert row_of.min(initial=0) >= 0, "a schedule never waits for itself"
@@ -55,6 +56,27 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     table[row_of, WAITS:] = np.where(waits >= 0, np.append(row_of, -1)[waits], -1)
     table.flags.writeable = False
     return table
+
+
+def in_pieces(table: Ints, pieces: Ints) -> Ints:
+    """Return the table with every action of unit u cut into pieces[u] of them, of some of its layers each.
+
+    pieces: (U,). Forwards run from the first piece to the last, all else back. The first of an action waits for what the action
+    waited for, the others come behind it, and the last one has its result.
+    """
+    number = pieces[table[:, UNIT]]
+    last = np.cumsum(number) - 1
+    place = np.arange(last[-1] + 1 if last.size else 0) - np.repeat(last + 1 - number, number)
+    size, cut = np.repeat(number, number), np.repeat(table, number, axis=0)
+    opens = place == 0
+    chunk = np.where(cut[:, KIND] == Kind.FORWARD, place, size - 1 - place)
+    cut[:, CHUNK] = np.where(size > 1, chunk, cut[:, CHUNK])
+    cut[:, EXIT] *= place == size - 1
+    for column in (BEFORE, *range(WAITS, table.shape[1])):
+        sources = cut[:, column]
+        cut[:, column] = np.where(opens & (sources >= 0), last[sources], -1)
+    cut[~opens, BEFORE] = np.flatnonzero(~opens) - 1
+    return cut
 
 
 def _waits(graph: Sequence[Stage], stage: Ints, kind: Ints, microbatch: Ints) -> Ints:
@@ -158,16 +180,6 @@ def replay(
             )  # fmt: skip
             left -= ran
     return starts, ends, causes
-
-
-@kernel
-def last_end(tables: Ints, first_row: Ints, first_action: Ints, ends: Floats, last_s: Floats) -> float:
-    """Return when all is over: the last end of an action, with the (S,) seconds that its stage takes behind it."""
-    last = 0.0
-    for r in range(first_row.size):
-        for action in range(first_action[r], first_action[r + 1]):
-            last = max(last, ends[action] + last_s[tables[first_row[r] + action - first_action[r], STAGE]])
-    return last
 
 
 @kernel

@@ -32,6 +32,7 @@ from headrace.plan import LLM
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
 from headrace.reorder_service.planning.search.node_assignment import assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
+from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups
 from headrace.reorder_service.planning.search.post_balancing import bin_loads, post_balance
 
 MOST_ROUNDS = 2  # of permuting the LLM's batches and then the others'; more gain at most 2 % on 64 to 2,560 ranks
@@ -98,6 +99,10 @@ def _by_replica(batch: Batch, unit: int) -> Ints:
     options, (lengths, quadratic) = batch.execution.post_balancing, _lengths(batch, unit)
     form = options.forms.get(batch.units[unit], "no_padding")
     num_replicas, num_microbatches = batch.topology.replicas, batch.topology.microbatches
+    if form == "no_padding":
+        falling = descending(lengths)
+        replica = lpt(lengths, falling, num_replicas)
+        return replica * num_microbatches + lpt_of_groups(lengths, falling, replica, num_replicas, num_microbatches)
     replica = post_balance(form, lengths, num_replicas, options.tolerance, quadratic)
     slots = replica * num_microbatches
     if num_microbatches > 1:

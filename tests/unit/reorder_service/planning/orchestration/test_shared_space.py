@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits
 from headrace.reorder_service.planning.orchestration.headrace_search import candidates_of, search
-from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge
-from headrace.reorder_service.planning.orchestration.shared_space import shared_candidates
+from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, simulated
+from headrace.reorder_service.planning.orchestration.judgement import in_words
+from headrace.reorder_service.planning.orchestration.memory_curve import memory_curves
+from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, shared_candidates
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, unit_of
 
 BOTH = ("encoders-first", "nested")
@@ -59,17 +62,82 @@ def test_nested_encoders_need_less_memory_than_those_in_front() -> None:
     assert len(peaks["nested"]) > len(peaks["encoders-first"])
 
 
-@pytest.mark.parametrize(
-    "demand",
-    [
-        demand_of(schedule="eager"),
-        demand_of(schedule="interleaved", chunks=2),
-        replace(demand_of(), units=(*demand_of().units, unit_of(GENERATOR, 1.0, samples=[1.0] * 64))),
-        replace(demand_of(), units=demand_of().units[-1:]),
-    ],
-)
-def test_what_is_not_searched_has_none(demand: Demand) -> None:
-    assert shared_candidates(demand, 10, BOTH, "test") == ([], 0)
+def test_an_llm_alone_shares_with_nobody() -> None:
+    assert shared_candidates(replace(demand_of(), units=demand_of().units[-1:]), 10, BOTH, "test") == ([], 0)
+
+
+@pytest.mark.parametrize("placement", BOTH)
+def test_eager_stages_hold_as_many_microbatches_as_their_memory_allows(placement: str) -> None:
+    depths = {}
+    for kept in (0.0, 1.5 * GIB):
+        demand = demand_of(kept=kept, schedule="eager", global_batch=64)
+        found = [
+            one for one in shared_candidates(demand, 40, [placement], "test")[0] if one.grids[LLM].pp > 1 and fits(demand, one)
+        ]
+        depths[kept] = max(one.in_flight / one.microbatches for one in found if one.in_flight)
+        judged = judge(demand, found[0], draw_batches(demand, 1, 0))
+        assert judged.step_s >= 64 * 2.7 / 8
+        assert f", {found[0].in_flight} in flight" in in_words(found[0])
+    assert depths[0.0] == 1.0, "all of them"
+    assert depths[1.5 * GIB] <= 1.0
+
+
+def with_generator(gpus: int = 8, **options: object) -> Demand:
+    demand = demand_of(gpus, **options)
+    return replace(demand, units=(*demand.units, unit_of(GENERATOR, 1.0, widths=(1, 2), samples=[1.0] * 64)))
+
+
+def test_a_generator_has_gpus_of_its_own_beside_them() -> None:
+    demand = with_generator()
+    found, _ = shared_candidates(demand, 10, BOTH, "test")
+    assert {one.placement for one in found} == set(BOTH)
+    for one in found:
+        assert one.gpus == one.grids[LLM].gpus + one.grids[GENERATOR].gpus <= 8
+        assert {one.grids[unit].gpus for unit in one.guests} == {one.grids[LLM].gpus}
+        assert one.grids[LLM].gpus % one.grids[GENERATOR].tp == 0
+    judged = [judge(demand, one, draw_batches(demand, 1, 0)) for one in found]
+    assert {rank.unit for rank in judged[0].ranks} == {LLM, GENERATOR}
+    assert min(one.step_s for one in judged) >= 32 * 3.7 / 8, "all the work, spread evenly over the GPUs"
+    assert all(len(one.ranks) == one.candidate.grids[LLM].pp + one.candidate.grids[GENERATOR].pp for one in judged)
+
+
+@pytest.mark.parametrize("placement", BOTH)
+def test_a_generator_and_shared_gpus_have_curves_of_memory(placement: str) -> None:
+    demand = with_generator(kept=1 * GIB)
+    one = shared_candidates(demand, 4, [placement], "test")[0][0]
+    batches = draw_batches(demand, 1, 0)
+    judged, step = judge(demand, one, batches), simulated(demand, one, batches[0])
+    curves = memory_curves(demand, one, step, judged.ranks)
+    assert [curve.unit for curve in curves] == [rank.unit for rank in judged.ranks]
+    for curve, rank in zip(curves, judged.ranks, strict=True):
+        assert curve.peak <= rank.total * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("placement", BOTH)
+def test_interleaved_stages_have_their_parts(placement: str) -> None:
+    demand = demand_of(schedule="interleaved", chunks=2)
+    found, _ = shared_candidates(demand, 10, [placement], "test")
+    assert any(one.grids[LLM].pp > 1 for one in found)
+    assert all(grid.pp * 2 <= 8 for one in found for grid in one.grids.values())
+    judged = judge(demand, found[0], draw_batches(demand, 1, 0))
+    assert judged.step_s >= 32 * 2.7 / 8
+
+
+def test_encoders_of_one_stage_are_cut_into_pieces_where_the_llm_has_bubbles() -> None:
+    demand = demand_of()
+    grids = {"vision": UnitGrid(dp=8, tp=1, pp=1), "audio": UnitGrid(dp=8, tp=1, pp=1), LLM: UnitGrid(dp=2, tp=1, pp=4)}
+    nested = Candidate(search="test", grids=grids, microbatches=8, placement="nested")
+    assert can_be_cut(demand, nested)
+    assert [one.pieces for one in in_pieces(demand, nested, (2, 4, 16))] == [2, 4], "there are eight layers"
+    assert not can_be_cut(demand, replace(nested, placement="encoders-first"))
+    assert not can_be_cut(demand, replace(nested, grids=grids | {LLM: UnitGrid(dp=8, tp=1, pp=1)}))
+    assert not can_be_cut(demand, replace(nested, grids=grids | {"vision": UnitGrid(dp=4, tp=1, pp=2)}))
+    assert not can_be_cut(demand_of(schedule="interleaved", chunks=2), nested)
+    batches = draw_batches(demand, 2, 0)
+    whole, cut = (judge(demand, one, batches) for one in (nested, replace(nested, pieces=4)))
+    assert cut.step_s <= whole.step_s * 1.02
+    assert cut.fullest.activations <= whole.fullest.activations * (1 + 1e-9)
+    assert in_words(cut.candidate).startswith("vision 8 x 1 x 1, audio 8 x 1 x 1 in 4 pieces nested in llm")
 
 
 def test_the_search_says_the_best_of_every_placement() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.search.number_partition import descending, lpt, rank_in_bin
+from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups, rank_in_bin
 
 weights_lists = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
@@ -30,6 +30,16 @@ def run_lpt(weights: list[float], num_bins: int) -> list[int]:
 @given(weights_lists, st.integers(1, 9))
 def test_the_tournament_takes_the_same_bins_as_a_linear_search(weights: list[float], num_bins: int) -> None:
     assert run_lpt(weights, num_bins) == slow_lpt(weights, num_bins)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 5))
+def test_groups_get_the_bins_that_each_gets_by_itself(items: list[tuple[int, int]], num_bins: int) -> None:
+    weights, group = np.array([float(weight) for weight, _ in items]), np.array([of for _, of in items])
+    bins = lpt_of_groups(weights, descending(weights), group, 4, num_bins)
+    for number in range(4):
+        of_group = np.flatnonzero(group == number)
+        assert bins[of_group].tolist() == (run_lpt(weights[of_group].tolist(), num_bins) if of_group.size else [])
 
 
 @settings(max_examples=40)

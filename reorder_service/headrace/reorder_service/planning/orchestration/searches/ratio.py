@@ -88,7 +88,12 @@ def _replicated(
 
     def holds(grid: UnitGrid) -> bool:
         behind = grid.pp - 1 + after
-        kept = in_flight(demand, microbatches, behind, grid.pp, behind) * samples / grid.dp * kept_bytes_of_sample(unit, grid.tp)
+        kept = (
+            float(in_flight(demand, microbatches, behind, grid.pp, behind))
+            * samples
+            / grid.dp
+            * kept_bytes_of_sample(unit, grid.tp)
+        )
         state = float(state_bytes(unit, grid.dp, grid.tp, grid.pp))
         return state + kept * float(layer_share(unit, grid.pp)) <= limit
 
