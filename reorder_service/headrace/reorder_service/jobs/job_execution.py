@@ -126,4 +126,8 @@ def _sharing_of(spec: ExecutionSpec, topology: Topology) -> Sharing | None:
     if not guests:
         return None
     widths = spec.of_units("tp")
-    return Sharing(order=spec.sharing, slices={unit: widths.get(unit, 1) for unit in topology.stages if unit in (*guests, LLM)})
+    return Sharing(
+        order=spec.sharing,
+        slices={unit: widths.get(unit, 1) for unit in topology.stages if unit in (*guests, LLM)},
+        pieces=spec.of_units("pieces"),
+    )

@@ -8,6 +8,7 @@ exchange no samples meet only at the end of the step, so the slowest one determi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,9 +113,14 @@ class Layout:
     @classmethod
     def of(cls, work: Work) -> Layout:
         """Return those of a step's work."""
+        return cls.of_tables(work, lambda count: schedule_table(work.topology.stages, work.execution, count))
+
+    @classmethod
+    def of_tables(cls, work: Work, table_of: Callable[[int], Ints]) -> Layout:
+        """Return those of a step's work whose replicas follow the tables of `table_of`, by their number of microbatches."""
         num_replicas, num_microbatches = work.occupied.shape
         counts, which = np.unique(work.occupied.sum(axis=1), return_inverse=True)
-        tables = [schedule_table(work.topology.stages, work.execution, count) for count in counts.tolist()]
+        tables = [table_of(count) for count in counts.tolist()]
         lengths = np.array([len(table) for table in tables])
         order = np.argsort(~work.occupied, axis=1, kind="stable")
         return cls(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +66,10 @@ class Work:
     """Seconds that no plan of the batch can beat, see `lower_bound`."""
 
     @classmethod
-    def of(cls, batch: Batch, slots: Slots) -> Work:
+    def of(cls, batch: Batch, slots: Slots, pieces: Mapping[str, int] | None = None) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
+
+        pieces: by unit, into how many actions each of a stage's is cut; times and memory are then those of a piece.
 
         A microbatch's cost in a unit is spread over the unit's stages and their chunks, evenly unless `Execution.stage_loads`
         says otherwise. If it is not 0, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split
@@ -81,7 +84,7 @@ class Work:
         stages = np.array(list(topology.stages.values()))
         factors = np.array([execution.factors(unit) for unit in batch.units])
         has_backward = np.array([execution.backward_factor(unit) > 0 for unit in batch.units])
-        per_action = 1.0 / (stages * execution.chunks)
+        per_action = 1.0 / (stages * execution.chunks * np.array([(pieces or {}).get(unit, 1) for unit in batch.units]))
         unit_of_stage = np.repeat(np.arange(stages.size), stages)
         replica = slots // topology.microbatches
         deferred = not (slots == slots[-1]).all()

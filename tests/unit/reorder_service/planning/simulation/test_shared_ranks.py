@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -49,22 +49,50 @@ def shared_plans(draw: st.DrawFn) -> tuple[Batch, Slots, Sharing]:
         bytes_per_s=5.0 if timed else np.inf,
         unit_replicas={unit: number for unit, number in own.items() if unit != "llm"},
     )
+    pieces = {unit: draw(st.integers(2, 3)) for unit, n in stages.items() if unit != "llm" and n == 1 and draw(st.booleans())}
     rows = 1 if not draw(st.booleans()) else len(stages)
     index = np.sort(np.broadcast_to(rng.integers(0, microbatches, (rows, count)), (len(stages), count)), axis=0)
     replica = np.stack([rng.integers(0, number, count) for number in own.values()])
-    return batch, replica * microbatches + index, Sharing(order=draw(st.sampled_from(ORDERS)), slices=slices)
+    return batch, replica * microbatches + index, Sharing(order=draw(st.sampled_from(ORDERS)), slices=slices, pieces=pieces)
+
+
+class CutTwin(Twin):
+    """A twin in which some units in one stage run a pass in pieces, one after the other."""
+
+    def __init__(self, batch: Batch, slots: Slots, pieces: Mapping[str, int]) -> None:
+        super().__init__(batch, slots)
+        self.pieces = [pieces.get(unit, 1) for unit in self.units]
+
+    def later_parts(self, unit: int, replica: int, microbatch: int, back: int) -> float:
+        return super().later_parts(unit, replica, microbatch, back) / self.pieces[unit]
+
+    def seconds(self, key: Key) -> float:
+        return super().seconds(key) / self.pieces[self.unit_of(key[1])]
+
+    def in_pieces(self, key: Key) -> list[Key]:
+        """The pieces of an action, in the order in which they run."""
+        numbers = range(self.pieces[self.unit_of(key[1])])
+        return [(*key[:4], number) for number in (numbers if key[2] == Kind.FORWARD else reversed(numbers))]
+
+    def neighbours(self, key: Key) -> list[tuple[Key, float]]:
+        whole = (*key[:4], 0)
+        pieces = self.in_pieces(whole)
+        if key != pieces[0]:
+            return [(pieces[pieces.index(key) - 1], 0.0)]
+        return [(self.in_pieces(source)[-1], hop) for source, hop in super().neighbours(whole)]
 
 
 class SharedTwin:
     """The turns and times of one step, action by action, with nothing taken from the simulator but the schedule."""
 
     def __init__(self, batch: Batch, slots: Slots, sharing: Sharing) -> None:
-        self.twin, self.sharing, self.batch = Twin(batch, slots), sharing, batch
+        self.twin, self.sharing, self.batch = CutTwin(batch, slots, sharing.pieces), sharing, batch
         self.queues: dict[tuple[int, int], list[Key]] = {}
         for r, schedule in enumerate(self.twin.schedule):
             for stage, actions in enumerate(schedule):
                 if r < batch.unit_replicas[self.twin.unit_of(stage)]:
-                    keys = [(r, stage, int(a.kind), a.microbatch, a.chunk) for a in actions]
+                    whole = [(r, stage, int(a.kind), a.microbatch, a.chunk) for a in actions]
+                    keys = [piece for key in whole for piece in self.twin.in_pieces(key)]
                     if sharing.order == "colocated" and self.is_guest(stage):
                         keys.sort(key=lambda key: key[2] != Kind.FORWARD)
                     self.queues[r, stage] = keys
@@ -112,7 +140,7 @@ class SharedTwin:
     def assumed_s(self, key: Key) -> float:
         unit = self.twin.unit_of(key[1])
         samples = self.twin.samples(unit, key[2], key[0], key[3])
-        forward_s = sum(self.batch.costs[unit][samples]) / self.twin.sizes[unit]
+        forward_s = sum(self.batch.costs[unit][samples]) / (self.twin.sizes[unit] * self.twin.pieces[unit])
         learns, has_backward = self.twin.weights(unit) > 0, self.twin.factor(unit) > 0
         whole = min(2.0, self.twin.factor(unit))
         return forward_s * (1.0, has_backward * (whole - learns), float(learns))[key[2]]
@@ -142,11 +170,11 @@ class SharedTwin:
             yield done[source][1] + (min(hop, 0.0) if together else hop)
 
 
-def keys_of_step(step: SharedStep, batch: Batch) -> list[tuple[int, int, int, int]]:
-    """Replica, stage, kind and microbatch of every action; there are no chunks."""
+def keys_of_step(step: SharedStep, batch: Batch) -> list[Key]:
+    """Replica, stage, kind, microbatch and piece of every action."""
     columns = step.actions[:, [REPLICA, STAGE, KIND, SLOT]]
     columns[:, 3] %= batch.topology.microbatches
-    return [tuple(row) for row in columns.tolist()]
+    return [(*row, piece) for row, piece in zip(columns.tolist(), step.chunk.tolist(), strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -161,9 +189,10 @@ def test_actions_take_the_turns_and_the_times_of_the_twin(plan: tuple[Batch, Slo
         return
     times = SharedTwin(batch, slots, sharing).times()
     keys = keys_of_step(step, batch)
-    assert {(*key, 0) for key in keys} == set(times)
+    assert set(keys) == set(times)
+    assert len(keys) == len(times)
     for key, start_s, end_s in zip(keys, step.start_s, step.end_s, strict=True):
-        assert (start_s, end_s) == pytest.approx(times[*key, 0]), key
+        assert (start_s, end_s) == pytest.approx(times[key]), key
     assert step.step_s == pytest.approx(max(end for _, end in times.values()))
     assert step.step_s >= least_shared_s(batch, sharing) * (1 - 1e-9)
 
@@ -176,7 +205,8 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
         step = simulate_shared(batch, slots, sharing)
     except ValueError:
         return
-    work = planned_work(batch, slots)
+    pieces = np.array([sharing.pieces.get(unit, 1) for unit in batch.units])
+    memory = planned_work(batch, slots).memory / pieces
     held = np.zeros(int((step.actions[:, CELL] + step.actions[:, WIDTH]).max()))
     most = np.zeros(held.size)
     free_s = np.zeros(held.size)
@@ -187,12 +217,34 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
         free_s[cells] = step.end_s[a]
         unit = action[UNIT]
         if action[KIND] == Kind.FORWARD:
-            held[cells] += work.memory[0, action[SLOT], unit]
+            held[cells] += memory[0, action[SLOT], unit]
             most = np.maximum(most, held)
         elif action[KIND] == batch.execution.freed_by(batch.units[unit]):
-            held[cells] -= work.memory[1, action[SLOT], unit]
+            held[cells] -= memory[1, action[SLOT], unit]
     assert step.peaks.max() == pytest.approx(most.max())
     assert held == pytest.approx(0.0, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared_plans())
+def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots, Sharing]) -> None:
+    batch, slots, sharing = plan
+    try:
+        step = simulate_shared(batch, slots, sharing)
+    except ValueError:
+        return
+    actions = step.timeline(batch.topology.microbatches)
+    assert [*zip(*(getattr(actions, name) for name in ("replica", "stage", "kind", "microbatch", "chunk")), strict=True)] == (
+        keys_of_step(step, batch)
+    )
+    path = np.flatnonzero(actions.critical)
+    path = path[np.lexsort((step.turn[path], step.end_s[path], step.start_s[path]))]
+    assert step.start_s[path[0]] == 0.0
+    assert step.end_s[path].max() == step.step_s
+    begins, hops = step.start_s[path[1:]], step.start_s[path[1:]] - step.end_s[path[:-1]]
+    assert (begins >= step.start_s[path[:-1]]).all()
+    if batch.execution.latency_s == 0:
+        assert hops.max(initial=0.0) <= 1e-9, "nothing is on its way"
 
 
 @settings(max_examples=60, deadline=None)
@@ -210,14 +262,14 @@ def test_where_nothing_is_shared_it_is_the_simulator(plan: tuple[Batch, Slots], 
     assert step.step_s == pytest.approx(expected.iteration_s)
     assert step.peaks == pytest.approx(peak_memory(work).max(axis=0))
     ends: dict[tuple[int, ...], list[float]] = {}
-    for (*key, _), end_s in zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True):
-        ends.setdefault(tuple(key), []).append(end_s)
+    for key, end_s in zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True):
+        ends.setdefault(key, []).append(end_s)
     found: dict[tuple[int, ...], list[float]] = {}
-    for action, end_s in zip(keys_of_step(step, batch), step.end_s.tolist(), strict=True):
-        found.setdefault(action, []).append(end_s)
+    for key, end_s in zip(keys_of_step(step, batch), step.end_s.tolist(), strict=True):
+        found.setdefault(key, []).append(end_s)
     assert found.keys() == ends.keys()
-    for action in found:
-        assert sorted(found[action]) == pytest.approx(sorted(ends[action])), "of all chunks of the stage"
+    for key in found:
+        assert found[key] == pytest.approx(ends[key])
 
 
 def test_encoders_run_in_front_of_the_llm_or_in_its_bubbles() -> None:
@@ -245,6 +297,12 @@ def test_nesting_bounds_what_encoders_hold_and_colocating_holds_the_whole_step()
     peaks = {order: simulate_shared(batch, slots, Sharing(order=order, slices={"e": 1, "llm": 1})).peaks for order in ORDERS}
     assert peaks["colocated"].tolist() == [8.0, 8.0]
     assert peaks["nested"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("pieces", [{"llm": 2}, {"x": 2}, {"e": 0}])
+def test_only_guests_are_cut_into_pieces(pieces: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="pieces are at least 1, of units on the ranks of 'llm'"):
+        Sharing(order="nested", slices={"e": 1, "llm": 1}, pieces=pieces)
 
 
 def test_guests_have_as_many_ranks_as_the_llm() -> None:
