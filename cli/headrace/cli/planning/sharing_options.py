@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from headrace.cli.planning import option_values
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, SharingOrder, UnitExecution, check_sharing
+from headrace.execution_spec import NESTED, SharingOrder, UnitExecution, check_sharing, check_units
 from headrace.plan import LLM, Topology
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
-    """Add --on-llm, --tp and --sharing."""
+    """Add --on-llm, --tp, --sharing and --pieces."""
     how.add_argument("--on-llm", default="", metavar="UNIT,...", help="units on the LLM's ranks, each on all of them")
     how.add_argument("--tp", default="", metavar="UNIT=N,...", help="slices of units, with --on-llm (default: 1 each)")
     how.add_argument(
@@ -24,6 +24,9 @@ def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
         choices=get_args(SharingOrder),
         default=NESTED,
         help="with --on-llm, nested: encoders run where the LLM waits; colocated: in front of it and behind (default: nested)",
+    )
+    how.add_argument(
+        "--pieces", default="", metavar="UNIT=N,...", help="actions into which passes of units --on-llm are cut (default: 1 each)"
     )
 
 
@@ -35,16 +38,31 @@ def sharing_of(args: argparse.Namespace, topology: Topology, own_replicas: Mappi
     from headrace.reorder_service.planning.sharing import Sharing
 
     guests = option_values.parse_units("--on-llm", args.on_llm, topology.stages)
-    widths = option_values.parse_counts("--tp", args.tp) if args.tp else {}
-    option_values.parse_units("--tp", ",".join(widths), topology.stages)
+    widths, pieces = (_counts(flag, text, topology) for flag, text in (("--tp", args.tp), ("--pieces", args.pieces)))
     if not guests:
-        if args.tp or args.sharing != NESTED:
-            raise UserError("--tp and --sharing go with --on-llm: name there which units are on the LLM's ranks")
+        if widths or pieces or args.sharing != NESTED:
+            raise UserError("--tp, --sharing and --pieces go with --on-llm: name there which units are on the LLM's ranks")
         return None
+    for unit in topology.stages:
+        if unit in widths and unit not in (*guests, LLM):
+            raise UserError(f"--tp is for {LLM!r} and the units of --on-llm: take {unit}={widths[unit]} away")
     slices = {unit: widths.get(unit, 1) for unit in topology.stages}
     places = {unit: own_replicas.get(unit, topology.replicas) * slices[unit] * n for unit, n in topology.stages.items()}
+    units = {unit: UnitExecution(on=LLM if unit in guests else None, pieces=pieces.get(unit, 1)) for unit in topology.stages}
     try:
-        check_sharing({unit: UnitExecution(on=LLM if unit in guests else None) for unit in topology.stages}, args.sharing, places)
+        check_units(units, topology.stages, args.chunks, args.schedule)
+        check_sharing(units, args.sharing, places)
     except ValueError as err:
         raise UserError(f"--on-llm: {err}") from err
-    return Sharing(order=args.sharing, slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM})
+    return Sharing(
+        order=args.sharing,
+        slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM},
+        pieces=pieces,
+    )
+
+
+def _counts(flag: str, text: str, topology: Topology) -> dict[str, int]:
+    """Return what a flag says of the units that it names. Raises UserError."""
+    counts = option_values.parse_counts(flag, text) if text else {}
+    option_values.parse_units(flag, ",".join(counts), topology.stages)
+    return counts
