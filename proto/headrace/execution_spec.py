@@ -30,8 +30,8 @@ class UnitExecution(SpecSection):
     """Whose ranks the unit runs on: the LLM's, of which there must be as many as its dp x tp x pp. None: on ranks of its own."""
     pieces: Annotated[int, Field(ge=1, le=limits.MAX_LAYERS)] = 1
     """Into how many actions, each of some of its layers, a pass of the unit is cut where it runs on the LLM's ranks: shorter ones
-    fit better where the LLM waits. More than 1 only with `on`, one stage and one chunk. Forecasts know it, the
-    searches for a plan do not."""
+    fit better where the LLM waits. More than 1 only with `on`, one stage and one chunk. Of plans only the predicted time and the
+    choice of strategy `auto` know it."""
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1

@@ -93,10 +93,12 @@ def test_options_of_an_emulation_are_refused_without_one(capsys: pytest.CaptureF
 def test_ranks_that_units_share_take_turns_and_are_forecast(
     sharing: str, costs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trace = tmp_path / "trace.json"
+    trace, picture = tmp_path / "trace.json", tmp_path / "step.png"
     arguments = ["train", "--emulate", str(costs), *PIPELINE, "--dp", "encoder=2", "--on-llm", "encoder", "--sharing", sharing]
+    arguments += ["--pieces", "encoder=2"] if sharing == "colocated" else []
     arguments += ["--crossing", "--strategy", "entrain", "--batch", "8", "--steps", "1", "--time-scale", "0.002"]
-    assert main([*arguments, "--trace", str(trace), "--format", "json"]) == 0
+    assert main([*arguments, "--trace", str(trace), "--out", str(picture), "--format", "json"]) == 0
+    assert matplotlib.image.imread(picture).shape[1] > 1000
     [step] = json.loads(capsys.readouterr().out)["steps"]
     assert step["measured_s"] >= 0.99 * step["predicted_s"] > 0
     document = json.loads(trace.read_text())

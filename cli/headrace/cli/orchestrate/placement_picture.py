@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -77,13 +78,13 @@ def _panel(report: Report) -> Panel:
     best = report.found.best
     step = report.step
     outcome = Outcome.of(plan_of(step.strategy, step.batch), step.batch)
+    panel = Panel.of(outcome)
     whole = min(grid.dp for grid in best.candidate.grids.values())
     most = max(1, _MAX_ROWS // outcome.plan.topology.num_stages)
-    timeline = outcome.timeline()
     ends_s = np.zeros(outcome.batch.most_replicas)
-    np.maximum.at(ends_s, timeline.replica, timeline.end_s)
+    np.maximum.at(ends_s, panel.timeline.replica, panel.timeline.end_s)
     slowest = np.argsort(-ends_s[:whole], kind="stable")[:most]
-    return Panel(outcome=outcome, timeline=timeline, replicas=sorted(slowest.tolist()))
+    return replace(panel, replicas=sorted(slowest.tolist()))
 
 
 def _axes(figure: Figure, height_in: float, top_in: float, axes_in: float) -> Axes:

@@ -52,13 +52,15 @@ def add_baselines_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def baselines_asked(text: str) -> list[str]:
-    """Return the names that the option gives, each once. Raises UserError for an unknown one."""
-    given = [name.strip() for name in text.split(",") if name.strip()]
+def baselines_asked(args: argparse.Namespace) -> list[str]:
+    """Return the names that the option gives, each once. Raises UserError for an unknown one, and where units share ranks."""
+    given = [name.strip() for name in args.baselines.split(",") if name.strip()]
     names = list(dict.fromkeys(name for one in given for name in (BASELINE_NAMES if one == "all" else [one])))
     for name in names:
         if name not in BASELINE_NAMES:
             raise UserError(f"no baseline {name!r}; there are {', '.join(BASELINE_NAMES)}, and all")
+    if names and args.on_llm:
+        raise UserError("--baselines are of pipelines whose units have GPUs of their own: take it or --on-llm away")
     return names
 
 

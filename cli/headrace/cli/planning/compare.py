@@ -24,6 +24,14 @@ from headrace.cli.planning.baseline_rows import (
     baselines_asked,
     baselines_table,
 )
+from headrace.cli.planning.placement_rows import (
+    NOTE,
+    PlacementRow,
+    add_placements_argument,
+    placement_rows,
+    placements_asked,
+    placements_table,
+)
 from headrace.cli.planning.plan import none_fits_message, print_uncut
 from headrace.cli.planning.planning_options import (
     DEFAULT_MICROBATCHES,
@@ -31,11 +39,13 @@ from headrace.cli.planning.planning_options import (
     check_numbers,
     check_strategies,
     execution_of,
+    most_stages,
     topology_of,
     with_fastest_stages,
 )
 from headrace.cli.planning.problem import Problem, count
 from headrace.errors import UserError
+from headrace.plan import LLM
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,9 +72,12 @@ examples:
   headrace compare --spec job.yaml --model 7b
   headrace compare s3://bucket/mixture --limit 4096 --model 8b --replicas 16 --num-stages 16
   headrace compare costs.parquet --schedule interleaved --chunks 2
+  headrace compare costs.parquet --placements all   # encoders on GPUs of their own, on the LLM's, and FSDP
 
 DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order
 above those of the best strategy: of the batch whose gain is the nearest to the mean.
+--placements compares one layout each: the LLM's stages are those that divide the GPUs, and every
+GPU has whole encoders. To have all of them searched, with weights, links and gradients: headrace orchestrate.
 """
 
 
@@ -90,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(parser)
     add_model_arguments(parser.add_argument_group("costs of a data set"))
     add_baselines_argument(parser)
+    add_placements_argument(parser)
     add_pipeline_arguments(parser, microbatches=f"{SAMPLES_PER_MICROBATCH} samples in each, 32 at most")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-compare"), metavar="DIR", help="for the picture (default: %(default)s)"
@@ -108,8 +122,8 @@ def run(args: argparse.Namespace) -> int:
         if number is not None and number < 1:
             raise UserError(f"{flag} must be at least 1, got {number}")
     check_numbers(args)
-    asked = baselines_asked(args.baselines)
-    problems, num_samples = _problems(args)
+    asked, placements = baselines_asked(args), placements_asked(args)
+    problems, num_samples, layers = _problems(args)
     make_folder(args.out)
     warm_up()
     gains = [measure(BASELINE, problems)]
@@ -126,18 +140,22 @@ def run(args: argparse.Namespace) -> int:
         print(none_fits_message(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
     batches, best_s = [problem.batch for problem in problems], best_of(gains).iteration_s
     baselines = baseline_rows(asked, batches, arrival_s=gains[0].iteration_s, best_s=best_s)
+    placed = placement_rows(placements, problems, most_stages(args, layers).get(LLM))
     report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
     if args.format == "json":
-        print(json.dumps(report | ({"baselines": [row.to_json() for row in baselines]} if asked else {})))
+        compared = {"baselines": [row.to_json() for row in baselines]} if asked else {}
+        compared |= {"placements": [row.to_json() for row in placed]} if placements else {}
+        print(json.dumps(report | compared))
     else:
-        _print(args, problems, gains, report, baselines)
+        _print(args, problems, gains, report, baselines, placed)
     if failure is not None:
         raise failure
     return 0
 
 
-def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
-    """Return the global batches to plan, and the number of samples from which they were chosen. Raises UserError."""
+def _problems(args: argparse.Namespace) -> tuple[list[Problem], int, Mapping[str, int]]:
+    """Return the global batches to plan, the number of samples from which they were chosen, and the layers of the model's units
+    as far as they are known. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.costs.sample_choice import evenly_spaced_samples
 
@@ -145,7 +163,7 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
         refuse_options(args, (*MODEL_OPTIONS, *READING_OPTIONS), "is for data sets; a cost table has its costs already")
         table = read_cost_table(args.path)
         num_samples = len(table.sample_ids)
-        return _deal(args, table.take(evenly_spaced_samples([num_samples], args.limit)[1])), num_samples
+        return _deal(args, table.take(evenly_spaced_samples([num_samples], args.limit)[1])), num_samples, {}
     probes, estimator, num_samples, note = _probe(args)
     problems = _deal(args, estimator.table(probes), estimator.layers())
     if args.checkpointing or args.frozen:  # these change the memory kept, and must be checked against the pipeline first
@@ -153,7 +171,7 @@ def _problems(args: argparse.Namespace) -> tuple[list[Problem], int]:
         table = estimator.table(probes, checkpointing=args.checkpointing.split(","), backward_factors=backward_factors)
         problems = _deal(args, table, estimator.layers())
     print(note, file=sys.stderr)
-    return problems, num_samples
+    return problems, num_samples, estimator.layers()
 
 
 def _probe(args: argparse.Namespace) -> tuple[Sequence[Probe], Estimator, int, str]:
@@ -278,6 +296,7 @@ def _print(
     gains: Sequence[Gain],
     report: dict[str, Any],
     baselines: Sequence[BaselineRow],
+    placed: Sequence[PlacementRow],
 ) -> None:
     """Print the report: its table, what it means in words, and where the picture is."""
     topology, batches = problems[0].batch.topology, count(len(problems), "global batch")
@@ -289,10 +308,14 @@ def _print(
     print_uncut(_table(title, problems[0], report))
     if baselines:
         print_uncut(baselines_table(baselines))
+    columns = shutil.get_terminal_size().columns
+    if placed:
+        print_uncut(placements_table(placed, problems[0]))
+        print("\n".join(textwrap.wrap(NOTE, columns)))
     if report["used"] < report["samples"]:
         print(f"{report['used']:,} of {count(report['samples'], 'sample')} used")
     words = f"Simulated, not measured, with {_assumed(args)}. {_in_words(problems[0].batch, gains)}"
-    print("\n".join(textwrap.wrap(words, shutil.get_terminal_size().columns)))
+    print("\n".join(textwrap.wrap(words, columns)))
     if report["picture"]:
         print(f"picture: {report['picture']}")
 

@@ -171,12 +171,10 @@ def _draw(path: Path, outcome: Outcome, measured: MeasuredStep, *, title: str, l
     from headrace.cli.planning.timeline import draw_measured
 
     predicted = Panel.of(outcome)
-    real = dataclasses.replace(
-        predicted,
-        outcome=dataclasses.replace(outcome, predicted=measured.to_predicted(outcome)),
-        timeline=measured.timeline(outcome.plan.topology),
-    )
+    timeline, tracks = measured.timeline(outcome)
+    reached = dataclasses.replace(outcome, predicted=measured.to_predicted(outcome))
+    real = dataclasses.replace(predicted, outcome=reached, timeline=timeline, tracks=tracks)
     try:
-        draw_measured(path, predicted, real, title=f"{title}, {outcome.plan.strategy}", label=label)
+        draw_measured(path, predicted, real, title=f"{title}, {outcome.plan.strategy}{outcome.who_shares}", label=label)
     except OSError as err:
         raise UserError(f"cannot write to {path}: {err.strerror}; name another file with --out") from err

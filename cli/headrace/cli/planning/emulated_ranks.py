@@ -21,9 +21,10 @@ import numpy as np
 
 from headrace.child_process import with_parent_death_signal
 from headrace.cli.planning.outcome import Outcome
+from headrace.cli.planning.tracks import Tracks, tracks_of_places
 from headrace.errors import HeadraceError
 from headrace.execution_spec import NESTED
-from headrace.plan import LLM, Predicted, Topology
+from headrace.plan import LLM, Predicted
 from headrace.reorder_service.planning.batch import Batch
 from headrace.reorder_service.planning.simulation.simulator import Timeline
 from headrace.schedule import Action, Kind
@@ -61,17 +62,24 @@ class MeasuredStep:
         """The overhead of every action of all processes: see `headrace.trainer.pipeline.events.Event.overhead_s`."""
         return [event.overhead_s for recording in self.recordings for event in recording.events]
 
-    def timeline(self, topology: Topology) -> Timeline:
-        """Return the measured actions in the form of the simulator's timeline, without a critical path and memory."""
-        first = dict(zip(topology.stages, np.cumsum([0, *topology.stages.values()]).tolist(), strict=False))
+    def timeline(self, outcome: Outcome) -> tuple[Timeline, Tracks]:
+        """Return the measured actions in the form of the simulator's timeline, without a critical path and memory, and their
+        tracks. Of ranks that always act together, only the first one's are there.
+        """
+        stages, together = outcome.plan.topology.stages, outcome.shared.sharing.cell if outcome.shared else 1
+        first = dict(zip(stages, np.cumsum([0, *stages.values()]).tolist(), strict=False))
         events = [event for recording in self.recordings for event in recording.events]
         origin_s = min((event.start_s for event in events), default=0.0)
+        events = [event for event in events if event.place.slice % together == 0]
         whole = [
-            (e.place.replica, first[e.place.unit] + e.place.stage, e.action.microbatch, e.action.kind, e.action.chunk)
+            (
+                *(e.place.replica, first[e.place.unit] + e.place.stage, e.place.slice),
+                *(e.action.microbatch, e.action.kind, e.action.chunk),
+            )
             for e in events
         ]
-        replica, stage, microbatch, kind, chunk = np.array(whole, np.int64).reshape(-1, 5).T
-        return Timeline(
+        replica, stage, slices, microbatch, kind, chunk = np.array(whole, np.int64).reshape(-1, 6).T
+        timeline = Timeline(
             replica=replica,
             stage=stage,
             microbatch=microbatch,
@@ -82,6 +90,7 @@ class MeasuredStep:
             critical=np.zeros(len(events), np.bool_),
             memory_after=np.zeros(len(events)),
         )
+        return timeline, tracks_of_places(outcome, timeline, slices)
 
     def to_predicted(self, outcome: Outcome) -> Predicted:
         """Return the measured time, idle share and lower bound in the form of the simulator's prediction."""
@@ -185,7 +194,7 @@ def pipeline_of(batch: Batch) -> PipelineTopology:
     it where units share ranks."""
     execution, sharing = batch.execution, batch.execution.sharing
     slices, guests = (sharing.slices, sharing.guests) if sharing is not None else ({}, frozenset[str]())
-    pieces = sharing.pieces if sharing is not None else {}
+    pieces = {} if sharing is None else sharing.pieces
     units = {
         unit: UnitTopology(
             dp=replicas,

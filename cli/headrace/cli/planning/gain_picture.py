@@ -29,7 +29,8 @@ def draw_gains(out: Path, gains: Sequence[Gain], *, title: str, seconds: bool) -
     panels = [Panel.of(gain.outcomes[batch], _MAX_ROWS) for gain in (gains[0], best)]
     bars_in = len(gains) * _BAR_IN + _BARS_EXTRA_IN
     height = _TOP_IN + bars_in + sum(panel.height_in for panel in panels) + legend_in(panels[1])
-    subtitle = "Above: GPU time of a step (shuffled order = 100). Below: one step, a row for each stage. Simulated, not measured."
+    rows = f"a row for each {'rank' if panels[1].shares_ranks else 'stage'}"
+    subtitle = f"Above: GPU time of a step (shuffled order = 100). Below: one step, {rows}. Simulated, not measured."
     figure = empty_figure(height, title, subtitle)
     speedup = best.speedup_over(gains[0])
     headline = f"{speedup:.2f} x faster" if speedup > 1 else "no gain on this data"

@@ -13,7 +13,7 @@ from headrace.plan import GENERATOR, LLM, Predicted, StepPlan
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, slots_of
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.prediction import predict_step
-from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
+from headrace.reorder_service.planning.simulation.shared_ranks import SharedStep, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import Timeline, Work, peak_memory, timeline
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes
@@ -32,12 +32,21 @@ class Outcome:
     """(U, n) slot of every sample in every unit, see `Slots`."""
     work: Work
     predicted: Predicted
+    shared: SharedStep | None
+    """What the ranks do in turns where units share them."""
 
     @classmethod
     def of(cls, plan: StepPlan, batch: Batch) -> Outcome:
         """Simulate `plan`, a plan of `batch`; the prediction that the plan itself carries is not used."""
-        slots = slots_of(plan, batch.sample_ids)
-        return cls(plan=plan, batch=batch, slots=slots, work=planned_work(batch, slots), predicted=predict_step(batch, slots))
+        slots, sharing = slots_of(plan, batch.sample_ids), batch.execution.sharing
+        return cls(
+            plan=plan,
+            batch=batch,
+            slots=slots,
+            work=planned_work(batch, slots),
+            predicted=predict_step(batch, slots),
+            shared=None if sharing is None else simulate_shared(batch, slots, sharing),
+        )
 
     @property
     def stage_names(self) -> list[str]:
@@ -49,11 +58,22 @@ class Outcome:
         """Index of the unit of each of the S stages."""
         return [u for u, n in enumerate(self.plan.topology.stages.values()) for _ in range(n)]
 
+    @property
+    def who_shares(self) -> str:
+        """Which units share ranks, in words to add to a title; empty where none do."""
+        if self.shared is None:
+            return ""
+        return f"; {' and '.join(sorted(self.shared.sharing.guests))} on the LLM's ranks, {self.shared.sharing.order}"
+
+    @property
+    def cut_units(self) -> frozenset[str]:
+        """The units whose passes are cut into pieces."""
+        pieces = self.shared.sharing.pieces if self.shared else {}
+        return frozenset(unit for unit, number in pieces.items() if number > 1)
+
     def timeline(self) -> Timeline:
-        """Return all actions of the simulated step with their times. Raises UserError where units share ranks."""
-        if self.batch.execution.sharing is not None:
-            raise UserError("there is no picture or trace of ranks that units share: take away --out and --trace, or --on-llm")
-        return timeline(self.work)
+        """Return all actions of the simulated step with their times, where units share ranks without what these hold."""
+        return timeline(self.work) if self.shared is None else self.shared.timeline(self.plan.topology.microbatches)
 
     def loads(self) -> Floats:
         """Return the (D, K, U) forward time of every microbatch in every whole unit."""
@@ -72,9 +92,11 @@ class Outcome:
         return spread
 
     def peak_memory(self) -> Floats:
-        """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`."""
-        sharing = self.batch.execution.sharing
-        return peak_memory(self.work) if sharing is None else simulate_shared(self.batch, self.slots, sharing).peaks[None]
+        """Return the (D, S) most activations that each stage holds at any time, in the unit of `Batch.memory`.
+
+        Where units share ranks, it is what these hold of all of them.
+        """
+        return peak_memory(self.work) if self.shared is None else self.shared.peak_memory
 
     @property
     def fits(self) -> bool:

@@ -1,4 +1,4 @@
-"""Drawing of one simulated step: a row per stage, a box per action, with the critical path and deferrals marked."""
+"""Drawing of one simulated step: a row per stage or per rank that units share, a box per action, critical path and deferrals."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from headrace.cli.planning.outcome import Outcome
+from headrace.cli.planning.tracks import Tracks
 from headrace.reorder_service.planning.simulation.simulator import Timeline
 from headrace.schedule import Kind
 
 INK, QUIET, IDLE, GAIN = "#22303c", "#66757f", "#e9edf0", "#2b7a43"
 WIDTH_IN, LEFT, RIGHT = 13.0, 0.105, 0.985
 AXES_IN = WIDTH_IN * (RIGHT - LEFT)
-MAX_ROWS = 16  # stage rows of one panel; if all replicas need more, only the slowest are drawn
+MAX_ROWS = 16  # rows of one panel; if all replicas need more, only the slowest are drawn
 _ROW_IN, _HEAD_IN, _GAP_IN = 0.27, 0.3, 0.45
 _ROW_FILL = 0.86  # height of a box; the rest separates the rows
 _REPLICA_GAP = 0.55
@@ -44,20 +45,24 @@ class Panel:
 
     outcome: Outcome
     timeline: Timeline
+    tracks: Tracks
+    """The rows in which the actions of the timeline are drawn."""
     replicas: list[int]
     """Indices of the replicas that are drawn, from the top."""
 
     @classmethod
     def of(cls, outcome: Outcome, max_rows: int = MAX_ROWS) -> Panel:
-        """Make the panel of a plan from its slowest replicas: as many as fit into `max_rows` stage rows, at least one."""
-        most = max(1, max_rows // outcome.plan.topology.num_stages)
-        return cls(outcome=outcome, timeline=outcome.timeline(), replicas=outcome.slowest(most))
+        """Make the panel of a plan from its slowest replicas: as many as fit into `max_rows` rows, at least one."""
+        timeline = outcome.timeline()
+        tracks = Tracks.of(outcome, timeline)
+        most = max(1, max_rows // tracks.most_of_a_replica)
+        return cls(outcome=outcome, timeline=timeline, tracks=tracks, replicas=tracks.slowest(timeline, most))
 
     @property
     def height_in(self) -> float:
         """Height of the panel in inches, with headline and time axis."""
-        rows = len(self.replicas) * (self.outcome.plan.topology.num_stages + _REPLICA_GAP)
-        return rows * _ROW_IN + _HEAD_IN + _GAP_IN
+        num_tracks = int(np.isin(self.tracks.replica, self.replicas).sum())
+        return (num_tracks + len(self.replicas) * _REPLICA_GAP) * _ROW_IN + _HEAD_IN + _GAP_IN
 
     @property
     def axes_in(self) -> float:
@@ -65,19 +70,58 @@ class Panel:
         return self.height_in - _HEAD_IN - _GAP_IN
 
     def rows(self) -> NDArray[np.float64]:
-        """Return the (D, S) row in which each stage is drawn, from the top; NaN for replicas that are left out.
+        """Return the (t,) row in which each track is drawn, from the top; NaN for those of replicas that are left out.
 
         The row of a stage that a replica does not have stays empty.
         """
-        topology = self.outcome.plan.topology
-        rows = np.full((self.outcome.batch.most_replicas, topology.num_stages), np.nan)
-        for place, replica in enumerate(self.replicas):
-            rows[replica] = place * (topology.num_stages + _REPLICA_GAP) + np.arange(topology.num_stages)
+        rows = np.full(self.tracks.replica.size, np.nan)
+        top = 0.0
+        for replica in self.replicas:
+            tracks = np.flatnonzero(self.tracks.replica == replica)
+            rows[tracks] = top + np.arange(tracks.size)
+            top += tracks.size + _REPLICA_GAP
         return rows
+
+    @property
+    def shares_ranks(self) -> bool:
+        """Whether the rows are ranks that take turns between units; otherwise they are stages."""
+        return self.outcome.shared is not None
+
+    @property
+    def reading(self) -> str:
+        """How to read the panel, in words."""
+        if not self.shares_ranks:
+            return (
+                "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica "
+                "is done."
+            )
+        pieces = " (.1: the second piece)" if self.outcome.cut_units else ""
+        return f"Each row is one rank over time, which takes turns between its units; the numbers are microbatches{pieces}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Boxes:
+    """The b boxes that are drawn: one for each drawn track of each action that takes time."""
+
+    action: NDArray[np.int64]
+    row: NDArray[np.float64]
+    start: NDArray[np.float64]
+    width: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, panel: Panel, scale: float, chosen: NDArray[np.bool_] | None = None) -> _Boxes:
+        """Return those of the chosen (a,) actions, or of all."""
+        actions = panel.timeline
+        lasting = actions.end_s > actions.start_s
+        action, track = panel.tracks.boxes(np.flatnonzero(lasting if chosen is None else lasting & chosen))
+        row = panel.rows()[track]
+        action, row = action[np.isfinite(row)], row[np.isfinite(row)]
+        start = actions.start_s[action] * scale
+        return cls(action=action, row=row, start=start, width=(actions.end_s - actions.start_s)[action] * scale)
 
 
 def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
-    """Draw a panel's stages and actions into `axes`.
+    """Draw a panel's tracks and actions into `axes`.
 
     scale: factor by which times are multiplied. end: where the time axis ends, in scaled time.
     """
@@ -86,15 +130,13 @@ def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
     shown = rows[np.isfinite(rows)]
     iteration = panel.outcome.predicted.iteration_s * scale
     _add_boxes(axes, np.zeros_like(shown), np.full_like(shown, iteration), shown, facecolors=IDLE)
-    actions = panel.timeline
-    drawn = np.isin(actions.replica, panel.replicas) & (actions.end_s > actions.start_s)
-    start, width = actions.start_s[drawn] * scale, (actions.end_s - actions.start_s)[drawn] * scale
-    row = rows[actions.replica[drawn], actions.stage[drawn]]
-    edge = 0.6 if width.size and np.median(width) / axes.get_xlim()[1] * AXES_IN > _NARROW_IN else 0.2
-    _add_boxes(axes, start, width, row, facecolors=_face_colours(panel, drawn), edgecolors="white", linewidths=edge)
-    _mark_deferred(axes, panel, drawn, scale)
-    _mark_critical(axes, panel, drawn, scale)
-    _write_numbers(axes, actions.microbatch[drawn], actions.kind[drawn], start, width, row)
+    boxes = _Boxes.of(panel, scale)
+    edge = 0.6 if boxes.width.size and np.median(boxes.width) / axes.get_xlim()[1] * AXES_IN > _NARROW_IN else 0.2
+    colours = _face_colours(panel, boxes.action)
+    _add_boxes(axes, boxes.start, boxes.width, boxes.row, facecolors=colours, edgecolors="white", linewidths=edge)
+    _mark_deferred(axes, panel, scale)
+    _mark_critical(axes, panel, rows, scale)
+    _write_numbers(axes, panel, boxes)
     _set_axes(axes, panel, rows)
 
 
@@ -103,7 +145,7 @@ def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> Non
     place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "bottom"}
     axes.annotate(headline, (0, 1), (0, 5), fontsize=11.5, fontweight="bold", color=INK, **place)
     axes.annotate(figures, (0, 1), (225, 5), fontsize=11, color=INK, **place)
-    drawn, replicas = len(panel.replicas), panel.outcome.batch.most_replicas
+    drawn, replicas = len(panel.replicas), int(panel.tracks.replica.max()) + 1
     if drawn < replicas:
         note = f"the slowest {drawn} of {replicas} replicas" if drawn > 1 else f"the slowest of {replicas} replicas"
         axes.annotate(note, (1, 1), (0, 5), ha="right", fontsize=9, color=QUIET, **place)
@@ -133,81 +175,80 @@ def _add_boxes(
     axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), **style), autolim=False)
 
 
-def _face_colours(panel: Panel, drawn: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the (boxes, 3) RGB colours of the drawn actions, by unit, kind and chunk."""
+def _face_colours(panel: Panel, action: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the (b, 3) RGB colours of the boxes of actions, by unit, kind and chunk; pieces, which are numbered, are alike."""
     actions = panel.timeline
     palette = np.array([[to_rgb(colour) for colour in of_unit] for of_unit in _COLOURS])
-    unit = np.array(panel.outcome.unit_of_stage)[actions.stage[drawn]] % len(_COLOURS)
-    colour = palette[unit, actions.kind[drawn]]
-    fade = 1 - (1 - _CHUNK_FADE) ** actions.chunk[drawn]
+    unit = np.array(panel.outcome.unit_of_stage)[actions.stage[action]]
+    colour = palette[unit % len(_COLOURS), actions.kind[action]]
+    in_chunks = np.array([name not in panel.outcome.cut_units for name in panel.outcome.batch.units])[unit]
+    fade = 1 - (1 - _CHUNK_FADE) ** (actions.chunk[action] * in_chunks)
     faded: NDArray[np.float64] = colour + (1 - colour) * fade[:, None]
     return faded
 
 
-def _mark_deferred(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
+def _mark_deferred(axes: Axes, panel: Panel, scale: float) -> None:
     """Mark, by a corner, every forward on a unit's last stage with samples that the next unit takes in a later microbatch."""
     actions, late = panel.timeline, panel.outcome.num_samples(panel.outcome.deferred())
     unit = np.array(panel.outcome.unit_of_stage)
     last_stage = np.append(np.diff(unit) > 0, True)[actions.stage]
     holds = late[unit[actions.stage], actions.replica, actions.microbatch] > 0
-    marked = drawn & holds & last_stage & (actions.kind == Kind.FORWARD)
-    if not marked.any():
+    marked = _Boxes.of(panel, scale, holds & last_stage & (actions.kind == Kind.FORWARD))
+    if not marked.action.size:
         return
     size = 0.085 * axes.get_xlim()[1] / AXES_IN  # the corner's side, 0.085 inches
-    right = actions.end_s[marked] * scale
-    top = panel.rows()[actions.replica[marked], actions.stage[marked]] - _ROW_FILL / 2
-    side = np.minimum(size, (actions.end_s - actions.start_s)[marked] * scale)
+    right = marked.start + marked.width
+    top = marked.row - _ROW_FILL / 2
+    side = np.minimum(size, marked.width)
     corners = np.stack([np.stack([right - side, right, right]), np.stack([top, top, top + 0.085 / _ROW_IN])], axis=-1)
     axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=_DEFERRED, linewidths=0), autolim=False)
 
 
-def _mark_critical(axes: Axes, panel: Panel, drawn: NDArray[np.bool_], scale: float) -> None:
+def _mark_critical(axes: Axes, panel: Panel, rows: NDArray[np.float64], scale: float) -> None:
     """Draw the critical path: a line under each of its actions, and thinner lines from each to the next."""
     actions = panel.timeline
     path = np.flatnonzero(actions.critical & (actions.end_s > actions.start_s))
     path = path[np.lexsort((actions.end_s[path], actions.start_s[path]))]
-    level = panel.rows()[actions.replica[path], actions.stage[path]] + _ROW_FILL / 2 - 0.04
+    level = rows[panel.tracks.first[path]] + _ROW_FILL / 2 - 0.04
     begin = np.stack([actions.start_s[path] * scale, level], axis=-1)
     end = np.stack([actions.end_s[path] * scale, level], axis=-1)
-    seen = drawn[path]
+    seen = np.isfinite(level)
     under = np.stack([begin, end], axis=1)[seen]
     across = np.stack([end[:-1], begin[1:]], axis=1)[seen[:-1] & seen[1:]]
     axes.add_collection(LineCollection(list(under), colors=INK, linewidths=1.6), autolim=False)
     axes.add_collection(LineCollection(list(across), colors=INK, linewidths=0.7), autolim=False)
 
 
-def _write_numbers(
-    axes: Axes,
-    microbatch: NDArray[np.int64],
-    kind: NDArray[np.int64],
-    start: NDArray[np.float64],
-    width: NDArray[np.float64],
-    row: NDArray[np.float64],
-) -> None:
-    """Write the index of the microbatch into the boxes that are wide enough for it."""
-    width_in = width / axes.get_xlim()[1] * AXES_IN
-    for number, of_kind, left, length, at, inches in zip(
-        *(column.tolist() for column in (microbatch, kind, start, width, row, width_in)), strict=True
+def _write_numbers(axes: Axes, panel: Panel, boxes: _Boxes) -> None:
+    """Write the index of the microbatch, and of the piece where a unit is cut, into the boxes that are wide enough for it."""
+    outcome, actions = panel.outcome, panel.timeline
+    is_cut = [outcome.batch.units[unit] in outcome.cut_units for unit in outcome.unit_of_stage]
+    width_in = boxes.width / axes.get_xlim()[1] * AXES_IN
+    for action, left, length, at, inches in zip(
+        *(column.tolist() for column in (boxes.action, boxes.start, boxes.width, boxes.row, width_in)), strict=True
     ):
-        label = str(number)
-        size = next((size for size in _NUMBER_SIZES if inches > size * (0.0106 * len(label) + 0.0037)), None)
-        if size is not None:
-            ink = INK if of_kind == Kind.BACKWARD else "white"
+        number = str(actions.microbatch[action])
+        labels = [f"{number}.{actions.chunk[action]}", number] if is_cut[actions.stage[action]] else [number]
+        fitting = ((label, size) for label in labels for size in _NUMBER_SIZES if inches > size * (0.0106 * len(label) + 0.0037))
+        if found := next(fitting, None):
+            label, size = found
+            ink = INK if actions.kind[action] == Kind.BACKWARD else "white"
             axes.text(left + length / 2, at, label, ha="center", va="center_baseline", fontsize=size, color=ink)
 
 
 def _set_axes(axes: Axes, panel: Panel, rows: NDArray[np.float64]) -> None:
-    names = panel.outcome.stage_names
-    shown = rows[panel.replicas]
-    axes.set_ylim(float(shown.max()) + 0.6, -0.6)
-    axes.set_yticks(shown.ravel().tolist(), names * len(panel.replicas), fontsize=8, color=INK)
+    drawn = np.flatnonzero(np.isfinite(rows))
+    axes.set_ylim(float(rows[drawn].max()) + 0.6, -0.6)
+    axes.set_yticks(rows[drawn].tolist(), [panel.tracks.names[track] for track in drawn], fontsize=8, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", colors=QUIET, labelsize=8)
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
     for replica in panel.replicas:
-        middle = float(rows[replica].mean())
+        of_replica = rows[panel.tracks.replica == replica]
+        if panel.shares_ranks and of_replica.size == 1:
+            continue  # the rank says it, and there is no room
         axes.annotate(
-            f"replica {replica}", (0, middle), (-66, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-            rotation=90, ha="center", va="center", fontsize=9, color=QUIET,
+            f"replica {replica}", (0, float(of_replica.mean())), (-66, 0), xycoords=("axes fraction", "data"),
+            textcoords="offset points", rotation=90, ha="center", va="center", fontsize=9, color=QUIET,
         )  # fmt: skip

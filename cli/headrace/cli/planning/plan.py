@@ -43,6 +43,7 @@ example:
 Deferred samples (or packs) wait: their next unit takes them in a later microbatch. Moved ones have their units on different
 replicas, and what one unit makes of them travels. The JSON names, for each replica and microbatch, the samples of each unit;
 `predicted` is what the simulator expects, and `planning_s` how many seconds planning took, compiled and without reading.
+With --on-llm, `ranks` has what each rank does in turn (docs/simulate.md).
 """
 
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headrace plan`: plan the global batch, and print and write the plan. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
+    from headrace.cli.planning.rank_actions import ranks_json
     from headrace.reorder_service.planning import warm_up
 
     [strategy] = check_strategies([args.strategy])
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     warm_up()
     plan, planning_s = plan_timed(problem.batch, strategy)
     outcome = Outcome.of(plan, problem.batch)
-    document = json.dumps(problem.of_samples(plan).to_json() | {"planning_s": planning_s})
+    document = json.dumps(problem.of_samples(plan).to_json() | {"planning_s": planning_s} | ranks_json(outcome))
     if args.out is not None:
         try:
             args.out.write_text(document + "\n", encoding="utf-8")

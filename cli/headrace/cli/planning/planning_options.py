@@ -134,9 +134,8 @@ def topology_of(args: argparse.Namespace, table: CostTable, layers: Mapping[str,
     `with_fastest_stages` improves on stages that the arguments do not give by unit.
     """
     check_numbers(args)
-    layers = _layers(args, layers)
-    stages = _stages_of(args, table, _most_stages(args, layers))
-    _check_layers(stages, args.chunks, layers)
+    stages = _stages_of(args, table, most_stages(args, layers))
+    _check_layers(stages, args.chunks, _layers(args, layers))
     return Topology(replicas=args.replicas, microbatches=args.microbatches or DEFAULT_MICROBATCHES, stages=stages)
 
 
@@ -200,17 +199,23 @@ def with_fastest_stages(
 ) -> list[Problem]:
     """Return the global batches on as many stages, divided so that the strategy's step for the first batch is the shortest.
 
-    They stay as they are if the arguments give the stages by unit. layers: as for `topology_of`.
+    They stay as they are if the arguments give the stages by unit, or if units share ranks, of which each needs as many as the
+    LLM. layers: as for `topology_of`.
     """
     from headrace.reorder_service.planning.search.stage_allocation import fastest_stages
     from headrace.reorder_service.planning.strategies import run_strategy
 
-    if _gives_stages(args):
-        return list(problems)
     batch = problems[0].batch
-    most = _most_stages(args, _layers(args, layers))
+    if _gives_stages(args) or batch.execution.sharing is not None:
+        return list(problems)
+    most = most_stages(args, layers)
     stages = fastest_stages(batch, lambda batch: run_strategy(strategy, batch)[1], most)
     return [problem.with_topology(dataclasses.replace(batch.topology, stages=stages)) for problem in problems]
+
+
+def most_stages(args: argparse.Namespace, layers: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the most stages that the units can have whose layers are known. layers: as for `topology_of`. Raises UserError."""
+    return {unit: number // max(1, args.chunks) for unit, number in _layers(args, layers).items()}
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
@@ -226,11 +231,6 @@ def check_strategies(names: Iterable[str]) -> list[str]:
 
 def _layers(args: argparse.Namespace, layers: Mapping[str, int] | None) -> dict[str, int]:
     return dict(layers or {}) | (option_values.parse_counts("--layers", args.layers) if args.layers else {})
-
-
-def _most_stages(args: argparse.Namespace, layers: Mapping[str, int]) -> dict[str, int]:
-    """Return the most stages that the units can have whose layers are known."""
-    return {unit: number // max(1, args.chunks) for unit, number in layers.items()}
 
 
 def _gives_stages(args: argparse.Namespace) -> bool:

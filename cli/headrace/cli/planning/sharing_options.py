@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 
 def add_sharing_arguments(how: argparse._ArgumentGroup) -> None:
-    """Add --on-llm, --tp, --pieces and --sharing."""
+    """Add --on-llm, --tp, --sharing and --pieces."""
     how.add_argument("--on-llm", default="", metavar="UNIT,...", help="units on the LLM's ranks, each on all of them")
     how.add_argument("--tp", default="", metavar="UNIT=N,...", help="slices of units, with --on-llm (default: 1 each)")
-    how.add_argument("--pieces", default="", metavar="UNIT=N,...", help="actions of a pass of units, with --on-llm (default: 1)")
     how.add_argument(
         "--sharing",
         choices=get_args(SharingOrder),
         default=NESTED,
         help="with --on-llm, nested: encoders run where the LLM waits; colocated: in front of it and behind (default: nested)",
+    )
+    how.add_argument(
+        "--pieces", default="", metavar="UNIT=N,...", help="actions into which passes of units --on-llm are cut (default: 1 each)"
     )
 
 
@@ -36,18 +38,18 @@ def sharing_of(args: argparse.Namespace, topology: Topology, own_replicas: Mappi
     from headrace.reorder_service.planning.sharing import Sharing
 
     guests = option_values.parse_units("--on-llm", args.on_llm, topology.stages)
-    widths = option_values.parse_counts("--tp", args.tp) if args.tp else {}
-    pieces = option_values.parse_counts("--pieces", args.pieces) if args.pieces else {}
-    option_values.parse_units("--tp", ",".join(widths), topology.stages)
-    option_values.parse_units("--pieces", ",".join(pieces), topology.stages)
+    widths, pieces = (_counts(flag, text, topology) for flag, text in (("--tp", args.tp), ("--pieces", args.pieces)))
     if not guests:
-        if args.tp or args.pieces or args.sharing != NESTED:
-            raise UserError("--tp, --pieces and --sharing go with --on-llm: name there which units are on the LLM's ranks")
+        if widths or pieces or args.sharing != NESTED:
+            raise UserError("--tp, --sharing and --pieces go with --on-llm: name there which units are on the LLM's ranks")
         return None
+    for unit in topology.stages:
+        if unit in widths and unit not in (*guests, LLM):
+            raise UserError(f"--tp is for {LLM!r} and the units of --on-llm: take {unit}={widths[unit]} away")
     slices = {unit: widths.get(unit, 1) for unit in topology.stages}
     places = {unit: own_replicas.get(unit, topology.replicas) * slices[unit] * n for unit, n in topology.stages.items()}
+    units = {unit: UnitExecution(on=LLM if unit in guests else None, pieces=pieces.get(unit, 1)) for unit in topology.stages}
     try:
-        units = {unit: UnitExecution(on=LLM if unit in guests else None, pieces=pieces.get(unit, 1)) for unit in topology.stages}
         check_units(units, topology.stages, args.chunks, args.schedule)
         check_sharing(units, args.sharing, places)
     except ValueError as err:
@@ -55,5 +57,12 @@ def sharing_of(args: argparse.Namespace, topology: Topology, own_replicas: Mappi
     return Sharing(
         order=args.sharing,
         slices={unit: slices[unit] for unit in topology.stages if unit in guests or unit == LLM},
-        pieces={unit: number for unit, number in pieces.items() if number > 1},
+        pieces=pieces,
     )
+
+
+def _counts(flag: str, text: str, topology: Topology) -> dict[str, int]:
+    """Return what a flag says of the units that it names. Raises UserError."""
+    counts = option_values.parse_counts(flag, text) if text else {}
+    option_values.parse_units(flag, ",".join(counts), topology.stages)
+    return counts

@@ -35,9 +35,12 @@ _EPILOG = f"""\
 example:
   headrace simulate costs.parquet --replicas 4 --microbatches 32 --encoder-stages 3 --llm-stages 5
   headrace simulate costs.parquet --strategies disttrain,joint --schedule interleaved --chunks 2
+  headrace simulate costs.parquet --replicas 2 --stages encoder=1,llm=4 --dp encoder=8 --on-llm encoder
 
 For each strategy, DIR gets timeline-<strategy>.png (all on the same time axis) and trace-<strategy>.json, which
 ui.perfetto.dev opens: a process per replica, a thread per stage; those of auto are the ones of the strategy that it took.
+With --on-llm, a row and a thread per rank, which takes turns between its units; in the JSON, `ranks` has these turns
+(docs/simulate.md).
 How to read the table:
   x            how many times as fast as samples in arrival order (random)
   over bound   time over the lower bound: what no order and no schedule could beat
@@ -71,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.reorder_service.planning import warm_up
 
     names = check_strategies(name.strip() for name in args.strategies.split(","))
-    asked = baselines_asked(args.baselines)
+    asked = baselines_asked(args)
     problem = problem_of(args, read_cost_table(args.costs))
     if not args.no_pictures:
         make_folder(args.out)
@@ -114,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
 def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, Any]:
     """Return the public JSON form of one strategy, except for the files that are written."""
     from headrace.cli.planning.outcome import time_ratio
+    from headrace.cli.planning.rank_actions import ranks_json
 
     predicted = outcome.predicted
     return {
@@ -132,6 +136,7 @@ def _row(outcome: Outcome, baseline: Outcome, planning_s: float) -> dict[str, An
         "moved": outcome.num_moved(),
         **({"heaviest_between_nodes": heaviest} if (heaviest := outcome.heaviest_between_nodes()) else {}),
         "planning_s": planning_s,
+        **ranks_json(outcome),
     }
 
 
@@ -147,6 +152,7 @@ def _settings(problem: Problem) -> dict[str, Any]:
         "microbatches": batch.topology.microbatches,
         "stages": batch.topology.stages,
         "schedule": batch.execution.schedule,
+        **({"on_llm": sorted(sharing.guests), "sharing": sharing.order} if (sharing := batch.execution.sharing) else {}),
         "seed": batch.seed,
         **({"memory_limit": limit} if limit < math.inf else {}),
         **({"memory_unit": problem.memory_unit} if problem.memory_unit else {}),
@@ -178,7 +184,7 @@ def _title(source: str, problem: Problem, outcome: Outcome) -> str:
     microbatches = count(topology.microbatches, "microbatch")
     if outcome.num_filled() < problem.batch.num_slots:
         microbatches = f"up to {microbatches}"
-    return f"{source}: {problem.size} on {count(topology.replicas, 'replica')}, {microbatches}"
+    return f"{source}: {problem.size} on {count(topology.replicas, 'replica')}, {microbatches}{outcome.who_shares}"
 
 
 def _table(problem: Problem, rows: Sequence[dict[str, Any]]) -> Table:

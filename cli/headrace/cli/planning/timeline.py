@@ -32,9 +32,6 @@ ARRIVAL = "Arrival order"
 _TOP_IN = 0.8
 _LEGEND_COLUMNS = 9
 _SAVED = "#dff3e4"
-_READING = (
-    "Each row is one pipeline stage over time, the numbers are microbatches; the step ends when the slowest replica is done."
-)
 _ESTIMATED = "Simulated, from FLOPs, not measured."
 _AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
 
@@ -47,10 +44,10 @@ def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: 
     """
     panel = Panel.of(outcome)
     height = panel.height_in + _TOP_IN + legend_in(panel)
-    figure = empty_figure(height, title, f"{_READING} Simulated, not measured.")
+    figure = empty_figure(height, title, f"{panel.reading} Simulated, not measured.")
     axes = _panel_axes(figure, height, _TOP_IN, panel)
     draw_panel(axes, panel, 1.0, end or 1.0)
-    write_headline(axes, panel, _name(outcome), _figures(outcome.predicted, 1.0, unit))
+    write_headline(axes, panel, _name(outcome), _figures(panel, 1.0, unit))
     axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
     write_legend(figure, panel, height)
     figure.savefig(out, dpi=130)
@@ -66,11 +63,11 @@ def draw_measured(out: Path, predicted: Panel, measured: Panel, *, title: str, l
     longest = max(panel.outcome.predicted.iteration_s for panel in panels.values()) or 1.0
     scale, unit = time_unit(longest)
     height = sum(panel.height_in for panel in panels.values()) + _TOP_IN + legend_in(predicted)
-    figure, top_in = empty_figure(height, title, _READING), _TOP_IN
+    figure, top_in = empty_figure(height, title, predicted.reading), _TOP_IN
     for headline, panel in panels.items():
         axes = _panel_axes(figure, height, top_in, panel)
         draw_panel(axes, panel, scale, longest * scale)
-        write_headline(axes, panel, headline, _figures(panel.outcome.predicted, scale, unit))
+        write_headline(axes, panel, headline, _figures(panel, scale, unit))
         top_in += panel.height_in
     axes.set_xlabel(f"{_AXIS} ({unit})", color=QUIET, fontsize=9)
     write_legend(figure, predicted, height)
@@ -98,7 +95,7 @@ def draw_comparison(
         for plan in (arrival, planned)
     ]
     height = sum(panel.height_in for panel in panels) + _TOP_IN + legend_in(panels[1])
-    figure = empty_figure(height, title, f"{_READING} {_ESTIMATED}")
+    figure = empty_figure(height, title, f"{panels[1].reading} {_ESTIMATED}")
     draw_pair(figure, height, _TOP_IN, panels, seconds=True)
     before, after = (panel.outcome.predicted.iteration_s for panel in panels)
     gain = f"{before / after:.2f} x faster" if 0 < after < before else "no gain on this batch"
@@ -123,7 +120,7 @@ def draw_pair(
         axes = _panel_axes(figure, height_in, top_in, panel)
         draw_panel(axes, panel, scale, longest * scale)
         headline = before if panel is panels[0] else f"As planned ({_name(panel.outcome)})"
-        figures = _figures(panel.outcome.predicted, scale, unit)
+        figures = _figures(panel, scale, unit)
         write_headline(axes, panel, headline, figures if panel is panels[0] else figures + note)
         top_in += panel.height_in
     _mark_gain(axes, first, second, scale, unit)
@@ -157,8 +154,9 @@ def _name(outcome: Outcome) -> str:
     return f"{plan.strategy}: {plan.chosen}" if plan.chosen else plan.strategy
 
 
-def _figures(predicted: Predicted, scale: float, unit: str) -> str:
-    return f"{predicted.iteration_s * scale:.3g} {unit}".rstrip() + f" per step, stages idle {predicted.bubble:.0%} of the time"
+def _figures(panel: Panel, scale: float, unit: str) -> str:
+    predicted, who = panel.outcome.predicted, "ranks" if panel.shares_ranks else "stages"
+    return f"{predicted.iteration_s * scale:.3g} {unit}".rstrip() + f" per step, {who} idle {predicted.bubble:.0%} of the time"
 
 
 def _mark_gain(axes: Axes, before: Predicted, after: Predicted, scale: float, unit: str) -> None:

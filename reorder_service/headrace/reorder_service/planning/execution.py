@@ -74,7 +74,7 @@ class Execution:
     """Number of replicas of the units that have another number than the LLM, which has `topology.replicas`."""
     sharing: Sharing | None = None
     """The units on the LLM's ranks; None if every unit has ranks of its own. Searches for an order take them to have; predicted
-    times do not."""
+    times, by which `auto` chooses, do not."""
     stratification: Stratification = field(default_factory=Stratification)
     """How samples are assigned to microbatches by strategy `entrain`, and by no other."""
     post_balancing: PostBalancing = field(default_factory=PostBalancing)

@@ -13,20 +13,19 @@ from headrace.plan import LLM
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Which units run on the LLM's ranks, and how. Raises ValueError for guests without slices, or a guest that is the LLM, and
-    for pieces of a unit that is no guest."""
+    """Which units run on the LLM's ranks, and how. Raises ValueError for slices or pieces below 1, or of units not there."""
 
     order: SharingOrder
     slices: Mapping[str, int]
     """Tensor-parallel width of the LLM and of every guest."""
     pieces: Mapping[str, int] = field(default_factory=dict)
-    """Into how many actions, equally long, a pass of a guest is cut; a guest that is not named passes in one."""
+    """Into how many actions, each of some of its layers, every pass of a guest in one stage is cut; 1 for those not named."""
 
     def __post_init__(self) -> None:
         if LLM not in self.slices or min(self.slices.values()) < 1:
             raise ValueError(f"slices are at least 1, of {LLM!r} and of the units on its ranks, got {dict(self.slices)}")
         if self.pieces.keys() - self.guests or min(self.pieces.values(), default=1) < 1:
-            raise ValueError(f"pieces are at least 1, of units on the {LLM}'s ranks, got {dict(self.pieces)}")
+            raise ValueError(f"pieces are at least 1, of units on the ranks of {LLM!r}, got {dict(self.pieces)}")
 
     @property
     def guests(self) -> frozenset[str]:

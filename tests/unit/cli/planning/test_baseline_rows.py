@@ -55,6 +55,11 @@ def test_an_unknown_baseline_is_one_sentence(command: str, capsys: pytest.Captur
     assert err == f"headrace {command}: no baseline 'dap'; there are {', '.join(BASELINE_NAMES)}, and all\n"
 
 
+def test_baselines_are_not_compared_with_shared_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SIMULATE, "--baselines", "fsdp", "--on-llm", "encoder"]) == 2
+    assert "--baselines are of pipelines whose units have GPUs of their own" in capsys.readouterr().err
+
+
 def test_the_llms_own_balance_is_a_strategy_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SIMULATE[:-1], "llm-only", "--format", "json"]) == 0
     assert [row["strategy"] for row in json.loads(capsys.readouterr().out)["strategies"]] == ["random", "llm-only"]

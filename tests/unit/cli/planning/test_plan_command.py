@@ -24,6 +24,7 @@ COSTS = Path(__file__).parents[3] / "data" / "costs"
 CHARTS, OMNI = str(COSTS / "chartqa_512.parquet"), str(COSTS / "omni_2048.parquet")
 GENERATOR = str(COSTS / "generator_512.parquet")
 SMALL = ["--replicas", "2", "--microbatches", "8", "--strategy", "disttrain"]
+SHARED = [*SMALL, "--stages", "encoder=1,llm=2", "--dp", "encoder=4", "--on-llm", "encoder"]
 
 Plan = Callable[..., dict[str, Any]]
 
@@ -223,12 +224,15 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--orchmllm", "ranks-per-node=1.5"], "--orchmllm ranks-per-node must be a whole number, like"),
         ([CHARTS, "--orchmllm", "tolerance=0"], "--orchmllm: tolerance must be finite and positive, got 0.0"),
         ([CHARTS, "--on-llm", "x"], "--on-llm names 'x'"),
-        ([CHARTS, "--tp", "llm=2"], "--tp, --pieces and --sharing go with --on-llm"),
         ([CHARTS, "--pieces", "x=2"], "--pieces names 'x'"),
         (
             [CHARTS, "--on-llm", "encoder", "--encoder-stages", "4", "--llm-stages", "4", "--pieces", "encoder=2"],
             "--on-llm: unit 'encoder' has 2 pieces, pp 4 and chunks 1, but only a unit on the ranks of the llm is",
         ),
+        ([CHARTS, "--tp", "llm=2"], "--tp, --sharing and --pieces go with --on-llm"),
+        ([CHARTS, "--pieces", "encoder=2"], "--tp, --sharing and --pieces go with --on-llm"),
+        ([CHARTS, *SHARED, "--pieces", "llm=2"], "--on-llm: unit 'llm' has 2 pieces, pp 2 and chunks 1, but only a unit on the"),
+        ([OMNI, "--on-llm", "vision", "--tp", "audio=2"], "--tp is for 'llm' and the units of --on-llm: take audio=2 away"),
         (
             [CHARTS, *SMALL, "--on-llm", "encoder", "--tp", "llm=2"],
             "--on-llm: unit 'encoder' is on the ranks of the llm, whose dp x tp x pp is",

@@ -199,13 +199,16 @@ def run_lists(
     lists: Ints,
     seconds: Floats,
     first_s: Floats,
-) -> tuple[Floats, Floats]:
-    """Return (A,) the starts and ends of all actions, where every cell takes its list in order and waits for what is not there.
+) -> tuple[Floats, Floats, Ints]:
+    """Return (A,) the starts, ends and causes of all actions, where every cell takes its list in order and waits for what is not
+    there.
 
     first, targets, delays, waits: of `edges_of`. begins, lists: of `lists_of_cells`. seconds: (A,) of each action. first_s: (A,)
-    before which it does not start. An action that never can run has the end -1.
+    before which it does not start. The cause is the action, in front of it in a list or that sends it something, that it waits
+    for last; -1 for none. An action that never can run has the end -1.
     """
     starts, ends, left = first_s.copy(), np.full(actions.shape[0], _NOT_YET), waits + actions[:, WIDTH]
+    causes = np.full(actions.shape[0], -1)
     following = begins[:-1].copy()
     runnable = [np.int64(0)]
     runnable.pop()
@@ -223,17 +226,19 @@ def run_lists(
             following[cell] += 1
             if following[cell] < begins[cell + 1]:
                 b = lists[following[cell]]
-                starts[b] = max(starts[b], end)
+                if end > starts[b]:
+                    starts[b], causes[b] = end, a
                 left[b] -= 1
                 if left[b] == 0:
                     runnable.append(b)
         for e in range(first[a], first[a + 1]):
             b = targets[e]
-            starts[b] = max(starts[b], end + delays[e])
+            if end + delays[e] > starts[b]:
+                starts[b], causes[b] = end + delays[e], a
             left[b] -= 1
             if left[b] == 0:
                 runnable.append(b)
-    return starts, ends
+    return starts, ends, causes
 
 
 @kernel

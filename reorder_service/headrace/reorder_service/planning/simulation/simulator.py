@@ -8,6 +8,7 @@ exchange no samples meet only at the end of the step, so the slowest one determi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.simulation import timed_schedule as actions_of
 from headrace.reorder_service.planning.simulation.makespan import slowest_makespan
-from headrace.reorder_service.planning.simulation.timed_schedule import in_pieces, replay, schedule_table
+from headrace.reorder_service.planning.simulation.timed_schedule import replay, schedule_table
 from headrace.reorder_service.planning.simulation.whole_step import end_of_step, peaks_of_stages
 from headrace.reorder_service.planning.simulation.work import Links, Work
 
@@ -120,12 +121,16 @@ class Layout:
     slot_at: Ints
 
     @classmethod
-    def of(cls, work: Work, pieces: Ints | None = None) -> Layout:
-        """Return those of a step's work. pieces: (U,) actions into which one of a unit is cut, see `timed_schedule.in_pieces`."""
+    def of(cls, work: Work) -> Layout:
+        """Return those of a step's work."""
+        return cls.of_tables(work, lambda count: schedule_table(work.topology.stages, work.execution, count))
+
+    @classmethod
+    def of_tables(cls, work: Work, table_of: Callable[[int], Ints]) -> Layout:
+        """Return those of a step's work whose replicas follow the tables of `table_of`, by their number of microbatches."""
         num_replicas, num_microbatches = work.occupied.shape
         counts, which = np.unique(work.occupied.sum(axis=1), return_inverse=True)
-        tables = [schedule_table(work.topology.stages, work.execution, count) for count in counts.tolist()]
-        tables = tables if pieces is None else [in_pieces(table, pieces) for table in tables]
+        tables = [table_of(count) for count in counts.tolist()]
         lengths = np.array([len(table) for table in tables])
         order = np.argsort(~work.occupied, axis=1, kind="stable")
         return cls(

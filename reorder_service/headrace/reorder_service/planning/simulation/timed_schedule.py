@@ -58,27 +58,6 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     return table
 
 
-def in_pieces(table: Ints, pieces: Ints) -> Ints:
-    """Return the table with every action of unit u cut into pieces[u] of them, of some of its layers each.
-
-    pieces: (U,). Forwards run from the first piece to the last, all else back. The first of an action waits for what the action
-    waited for, the others come behind it, and the last one has its result.
-    """
-    number = pieces[table[:, UNIT]]
-    last = np.cumsum(number) - 1
-    place = np.arange(last[-1] + 1 if last.size else 0) - np.repeat(last + 1 - number, number)
-    size, cut = np.repeat(number, number), np.repeat(table, number, axis=0)
-    opens = place == 0
-    chunk = np.where(cut[:, KIND] == Kind.FORWARD, place, size - 1 - place)
-    cut[:, CHUNK] = np.where(size > 1, chunk, cut[:, CHUNK])
-    cut[:, EXIT] *= place == size - 1
-    for column in (BEFORE, *range(WAITS, table.shape[1])):
-        sources = cut[:, column]
-        cut[:, column] = np.where(opens & (sources >= 0), last[sources], -1)
-    cut[~opens, BEFORE] = np.flatnonzero(~opens) - 1
-    return cut
-
-
 def _waits(graph: Sequence[Stage], stage: Ints, kind: Ints, microbatch: Ints) -> Ints:
     """Return (A, W) the actions that each action waits for, as `headrace.schedule.inputs` names them where there are no chunks.
 

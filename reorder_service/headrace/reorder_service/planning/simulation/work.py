@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,8 +66,10 @@ class Work:
     """Seconds that no plan of the batch can beat, see `lower_bound`."""
 
     @classmethod
-    def of(cls, batch: Batch, slots: Slots, pieces: Ints | None = None) -> Work:
+    def of(cls, batch: Batch, slots: Slots, pieces: Mapping[str, int] | None = None) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
+
+        pieces: by unit, into how many actions each of a stage's is cut; times and memory are then those of a piece.
 
         A microbatch's cost in a unit is spread over the unit's stages and their chunks, evenly unless `Execution.stage_loads`
         says otherwise. If it is not 0, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split
@@ -76,14 +79,12 @@ class Work:
         Empty microbatches are left out. If replicas exchange samples, all run the microbatches that hold a sample on any of
         them, so that equal positions are equal microbatches and (with split backward) no replica waits for itself. They always
         exchange samples where units have different numbers of replicas.
-
-        pieces: (U,) into how many actions one of a unit is cut besides, each as long and with as many activations as the others.
         """
         topology, execution = batch.topology, batch.execution
         stages = np.array(list(topology.stages.values()))
         factors = np.array([execution.factors(unit) for unit in batch.units])
         has_backward = np.array([execution.backward_factor(unit) > 0 for unit in batch.units])
-        per_action = 1.0 / (stages * execution.chunks * (1 if pieces is None else pieces))
+        per_action = 1.0 / (stages * execution.chunks * np.array([(pieces or {}).get(unit, 1) for unit in batch.units]))
         unit_of_stage = np.repeat(np.arange(stages.size), stages)
         replica = slots // topology.microbatches
         deferred = not (slots == slots[-1]).all()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from headrace.reorder_service.planning.batch import Batch, Slots
 from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
 from headrace.reorder_service.planning.simulation.screening import num_screened, seconds_of_first, seconds_within
+from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
 
 _SMALL = 256  # samples of a batch for which every strategy is asked: it takes no time to see whether its plan can be run
 
@@ -31,18 +32,19 @@ def fastest(
     """
     best: tuple[float, float, str, Slots] | None = None
     refusal: ValueError | None = None
+    sharing = batch.execution.sharing
     for name, strategy in reversed(list(candidates.items())):  # the last are the best as a rule, and rule out others
         if name in crossing and _would_cross(batch):
             continue
         least = math.inf if best is None or best[0] > 0 else best[1]
         try:
-            few = num_screened(batch) if of_first and name in of_first and least < math.inf else 0
+            few = num_screened(batch) if of_first and name in of_first and least < math.inf and sharing is None else 0
             if few and of_first and seconds_of_first(batch, of_first[name](batch, few), few) > least:
                 continue
             slots = strategy(batch)
             if not batch.execution.may_cross_replicas and batch.crosses_replicas(slots):
                 continue
-            seconds = seconds_within(batch, slots, least)
+            seconds = seconds_within(batch, slots, least) if sharing is None else simulate_shared(batch, slots, sharing).step_s
         except ValueError as err:  # the plan defers more than the schedule can wait for
             refusal = err
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -49,61 +49,56 @@ def shared_plans(draw: st.DrawFn) -> tuple[Batch, Slots, Sharing]:
         bytes_per_s=5.0 if timed else np.inf,
         unit_replicas={unit: number for unit, number in own.items() if unit != "llm"},
     )
+    pieces = {unit: draw(st.integers(2, 3)) for unit, n in stages.items() if unit != "llm" and n == 1 and draw(st.booleans())}
     rows = 1 if not draw(st.booleans()) else len(stages)
     index = np.sort(np.broadcast_to(rng.integers(0, microbatches, (rows, count)), (len(stages), count)), axis=0)
     replica = np.stack([rng.integers(0, number, count) for number in own.values()])
-    pieces = {unit: draw(st.sampled_from([1, 1, 2, 3])) for unit in stages if unit != "llm" and stages[unit] == 1}
     return batch, replica * microbatches + index, Sharing(order=draw(st.sampled_from(ORDERS)), slices=slices, pieces=pieces)
 
 
-class TwinInPieces(Twin):
-    """What of a sample's parts is later is so in the last of an action's pieces."""
+class CutTwin(Twin):
+    """A twin in which some units in one stage run a pass in pieces, one after the other."""
 
-    def __init__(self, batch: Batch, slots: Slots, sharing: Sharing) -> None:
+    def __init__(self, batch: Batch, slots: Slots, pieces: Mapping[str, int]) -> None:
         super().__init__(batch, slots)
-        self.pieces = [sharing.pieces.get(unit, 1) for unit in self.units]
+        self.pieces = [pieces.get(unit, 1) for unit in self.units]
 
     def later_parts(self, unit: int, replica: int, microbatch: int, back: int) -> float:
         return super().later_parts(unit, replica, microbatch, back) / self.pieces[unit]
+
+    def seconds(self, key: Key) -> float:
+        return super().seconds(key) / self.pieces[self.unit_of(key[1])]
+
+    def in_pieces(self, key: Key) -> list[Key]:
+        """The pieces of an action, in the order in which they run."""
+        numbers = range(self.pieces[self.unit_of(key[1])])
+        return [(*key[:4], number) for number in (numbers if key[2] == Kind.FORWARD else reversed(numbers))]
+
+    def neighbours(self, key: Key) -> list[tuple[Key, float]]:
+        whole = (*key[:4], 0)
+        pieces = self.in_pieces(whole)
+        if key != pieces[0]:
+            return [(pieces[pieces.index(key) - 1], 0.0)]
+        return [(self.in_pieces(source)[-1], hop) for source, hop in super().neighbours(whole)]
 
 
 class SharedTwin:
     """The turns and times of one step, action by action, with nothing taken from the simulator but the schedule."""
 
     def __init__(self, batch: Batch, slots: Slots, sharing: Sharing) -> None:
-        self.twin, self.sharing, self.batch = TwinInPieces(batch, slots, sharing), sharing, batch
+        self.twin, self.sharing, self.batch = CutTwin(batch, slots, sharing.pieces), sharing, batch
         self.queues: dict[tuple[int, int], list[Key]] = {}
         for r, schedule in enumerate(self.twin.schedule):
             for stage, actions in enumerate(schedule):
                 if r < batch.unit_replicas[self.twin.unit_of(stage)]:
-                    number = self.pieces(stage)
-                    keys = [
-                        (r, stage, int(a.kind), a.microbatch, max(piece, a.chunk))
-                        for a in actions
-                        for piece in (range(number) if a.kind == Kind.FORWARD else reversed(range(number)))
-                    ]
+                    whole = [(r, stage, int(a.kind), a.microbatch, a.chunk) for a in actions]
+                    keys = [piece for key in whole for piece in self.twin.in_pieces(key)]
                     if sharing.order == "colocated" and self.is_guest(stage):
                         keys.sort(key=lambda key: key[2] != Kind.FORWARD)
                     self.queues[r, stage] = keys
 
     def unit(self, stage: int) -> str:
         return self.twin.units[self.twin.unit_of(stage)]
-
-    def pieces(self, stage: int) -> int:
-        return self.twin.pieces[self.twin.unit_of(stage)]
-
-    def neighbours(self, key: Key) -> list[tuple[Key, float]]:
-        """What an action waits for: a piece behind the first one for nothing but that in front of it."""
-        replica, stage, kind, microbatch, piece = key
-        if (number := self.pieces(stage)) > 1:
-            if piece != (0 if kind == Kind.FORWARD else number - 1):
-                return [((replica, stage, kind, microbatch, piece + (-1 if kind == Kind.FORWARD else 1)), 0.0)]
-            key = replica, stage, kind, microbatch, 0
-        found = []
-        for (r, s, of_kind, m, chunk), hop in self.twin.neighbours(key):
-            last = self.pieces(s) - 1 if of_kind == Kind.FORWARD else 0
-            found.append(((r, s, of_kind, m, last if self.pieces(s) > 1 else chunk), hop))
-        return found
 
     def is_guest(self, stage: int) -> bool:
         return self.unit(stage) != "llm"
@@ -130,7 +125,7 @@ class SharedTwin:
         while any(left.values()):
             offers = []
             for (r, stage), keys in left.items():
-                needed = [source for source, _ in self.neighbours(keys[0])] if keys else [None]
+                needed = [source for source, _ in self.twin.neighbours(keys[0])] if keys else [None]
                 if all(source in end for source in needed):
                     begin = max([0.0, *(end[n] for n in needed), *(free.get(rank, 0.0) for rank in self.ranks(r, stage))])
                     rank = 0 if not self.is_guest(stage) else 1 if keys[0][2] == Kind.BACKWARD else 2
@@ -145,7 +140,7 @@ class SharedTwin:
     def assumed_s(self, key: Key) -> float:
         unit = self.twin.unit_of(key[1])
         samples = self.twin.samples(unit, key[2], key[0], key[3])
-        forward_s = sum(self.batch.costs[unit][samples]) / self.twin.sizes[unit] / self.twin.pieces[unit]
+        forward_s = sum(self.batch.costs[unit][samples]) / (self.twin.sizes[unit] * self.twin.pieces[unit])
         learns, has_backward = self.twin.weights(unit) > 0, self.twin.factor(unit) > 0
         whole = min(2.0, self.twin.factor(unit))
         return forward_s * (1.0, has_backward * (whole - learns), float(learns))[key[2]]
@@ -162,24 +157,24 @@ class SharedTwin:
             for rank in self.ranks(key[0], key[1]):
                 lists[rank].pop(0)
                 begin = max([begin, *(end for other, (_, end) in found.items() if rank in self.ranks(other[0], other[1]))])
-            found[key] = begin, begin + self.twin.seconds(key) / self.pieces(key[1])
+            found[key] = begin, begin + self.twin.seconds(key)
         return found
 
     def can_run(self, key: Key, lists: dict[int, list[Key]], done: dict[Key, tuple[float, float]]) -> bool:
         heads = all(lists[rank][0] == key for rank in self.ranks(key[0], key[1]))
-        return heads and all(source in done for source, _ in self.neighbours(key))
+        return heads and all(source in done for source, _ in self.twin.neighbours(key))
 
     def arrivals(self, key: Key, done: dict[Key, tuple[float, float]]) -> Iterator[float]:
-        for source, hop in self.neighbours(key):
+        for source, hop in self.twin.neighbours(key):
             together = set(self.ranks(*source[:2])) & set(self.ranks(*key[:2]))
             yield done[source][1] + (min(hop, 0.0) if together else hop)
 
 
-def keys_of_step(step: SharedStep, batch: Batch) -> list[tuple[int, int, int, int]]:
-    """Replica, stage, kind and microbatch of every action, of its pieces too."""
+def keys_of_step(step: SharedStep, batch: Batch) -> list[Key]:
+    """Replica, stage, kind, microbatch and piece of every action."""
     columns = step.actions[:, [REPLICA, STAGE, KIND, SLOT]]
     columns[:, 3] %= batch.topology.microbatches
-    return [tuple(row) for row in columns.tolist()]
+    return [(*row, piece) for row, piece in zip(columns.tolist(), step.chunk.tolist(), strict=True)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -193,15 +188,11 @@ def test_actions_take_the_turns_and_the_times_of_the_twin(plan: tuple[Batch, Slo
             SharedTwin(batch, slots, sharing).times()
         return
     times = SharedTwin(batch, slots, sharing).times()
-    expected: dict[tuple[int, ...], list[tuple[float, float]]] = {}
-    for (*action, _), span in times.items():
-        expected.setdefault(tuple(action), []).append(span)
-    found: dict[tuple[int, ...], list[tuple[float, float]]] = {}
-    for action, start_s, end_s in zip(keys_of_step(step, batch), step.start_s.tolist(), step.end_s.tolist(), strict=True):
-        found.setdefault(action, []).append((start_s, end_s))
-    assert found.keys() == expected.keys()
-    for action, spans in found.items():
-        assert np.array(sorted(spans)) == pytest.approx(np.array(sorted(expected[action]))), action
+    keys = keys_of_step(step, batch)
+    assert set(keys) == set(times)
+    assert len(keys) == len(times)
+    for key, start_s, end_s in zip(keys, step.start_s, step.end_s, strict=True):
+        assert (start_s, end_s) == pytest.approx(times[key]), key
     assert step.step_s == pytest.approx(max(end for _, end in times.values()))
     assert step.step_s >= least_shared_s(batch, sharing) * (1 - 1e-9)
 
@@ -214,7 +205,8 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
         step = simulate_shared(batch, slots, sharing)
     except ValueError:
         return
-    work = planned_work(batch, slots)
+    pieces = np.array([sharing.pieces.get(unit, 1) for unit in batch.units])
+    memory = planned_work(batch, slots).memory / pieces
     held = np.zeros(int((step.actions[:, CELL] + step.actions[:, WIDTH]).max()))
     most = np.zeros(held.size)
     free_s = np.zeros(held.size)
@@ -224,14 +216,35 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
         assert (step.start_s[a] >= free_s[cells] - 1e-9).all()
         free_s[cells] = step.end_s[a]
         unit = action[UNIT]
-        takes, gives = work.memory[:, action[SLOT], unit] / sharing.pieces.get(batch.units[unit], 1)
         if action[KIND] == Kind.FORWARD:
-            held[cells] += takes
+            held[cells] += memory[0, action[SLOT], unit]
             most = np.maximum(most, held)
         elif action[KIND] == batch.execution.freed_by(batch.units[unit]):
-            held[cells] -= gives
+            held[cells] -= memory[1, action[SLOT], unit]
     assert step.peaks.max() == pytest.approx(most.max())
     assert held == pytest.approx(0.0, abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(shared_plans())
+def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots, Sharing]) -> None:
+    batch, slots, sharing = plan
+    try:
+        step = simulate_shared(batch, slots, sharing)
+    except ValueError:
+        return
+    actions = step.timeline(batch.topology.microbatches)
+    assert [*zip(*(getattr(actions, name) for name in ("replica", "stage", "kind", "microbatch", "chunk")), strict=True)] == (
+        keys_of_step(step, batch)
+    )
+    path = np.flatnonzero(actions.critical)
+    path = path[np.lexsort((step.turn[path], step.end_s[path], step.start_s[path]))]
+    assert step.start_s[path[0]] == 0.0
+    assert step.end_s[path].max() == step.step_s
+    begins, hops = step.start_s[path[1:]], step.start_s[path[1:]] - step.end_s[path[:-1]]
+    assert (begins >= step.start_s[path[:-1]]).all()
+    if batch.execution.latency_s == 0:
+        assert hops.max(initial=0.0) <= 1e-9, "nothing is on its way"
 
 
 @settings(max_examples=60, deadline=None)
@@ -249,14 +262,14 @@ def test_where_nothing_is_shared_it_is_the_simulator(plan: tuple[Batch, Slots], 
     assert step.step_s == pytest.approx(expected.iteration_s)
     assert step.peaks == pytest.approx(peak_memory(work).max(axis=0))
     ends: dict[tuple[int, ...], list[float]] = {}
-    for (*key, _), end_s in zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True):
-        ends.setdefault(tuple(key), []).append(end_s)
+    for key, end_s in zip(keys_of(actions := timeline(work)), actions.end_s.tolist(), strict=True):
+        ends.setdefault(key, []).append(end_s)
     found: dict[tuple[int, ...], list[float]] = {}
-    for action, end_s in zip(keys_of_step(step, batch), step.end_s.tolist(), strict=True):
-        found.setdefault(action, []).append(end_s)
+    for key, end_s in zip(keys_of_step(step, batch), step.end_s.tolist(), strict=True):
+        found.setdefault(key, []).append(end_s)
     assert found.keys() == ends.keys()
-    for action in found:
-        assert sorted(found[action]) == pytest.approx(sorted(ends[action])), "of all chunks of the stage"
+    for key in found:
+        assert found[key] == pytest.approx(ends[key])
 
 
 def test_encoders_run_in_front_of_the_llm_or_in_its_bubbles() -> None:
@@ -286,27 +299,13 @@ def test_nesting_bounds_what_encoders_hold_and_colocating_holds_the_whole_step()
     assert peaks["nested"].tolist() == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("pieces", [{"llm": 2}, {"x": 2}, {"e": 0}])
+def test_only_guests_are_cut_into_pieces(pieces: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="pieces are at least 1, of units on the ranks of 'llm'"):
+        Sharing(order="nested", slices={"e": 1, "llm": 1}, pieces=pieces)
+
+
 def test_guests_have_as_many_ranks_as_the_llm() -> None:
     batch = batch_of({"e": [1.0], "llm": [1.0]}, {"e": 1, "llm": 2}, replicas=1, microbatches=1)
     with pytest.raises(ValueError, match="'e' on the LLM's ranks has 1 of them, but there are 2"):
         simulate_shared(batch, np.zeros((2, 1), np.int64), Sharing(order="nested", slices={"e": 1, "llm": 1}))
-
-
-def test_pieces_are_of_units_on_the_llms_ranks() -> None:
-    with pytest.raises(ValueError, match="pieces are at least 1, of units on the llm's ranks"):
-        Sharing(order="nested", slices={"e": 1, "llm": 1}, pieces={"llm": 2})
-
-
-def test_passes_in_pieces_fit_where_whole_ones_keep_the_llm_waiting() -> None:
-    """Two stages of an LLM, and an encoder on both ranks whose samples take longer than an LLM's stage waits."""
-    batch = batch_of(
-        {"e": [6.0] * 8, "llm": [2.0] * 8}, {"e": 1, "llm": 2}, replicas=1, microbatches=8, unit_replicas={"e": 2},
-        memory={"e": [1.0] * 8, "llm": [0.0] * 8},
-    )  # fmt: skip
-    slots = np.array([np.arange(8) + 8 * (np.arange(8) % 2), np.arange(8)])
-    slices = {"e": 1, "llm": 1}
-    whole, cut = (
-        simulate_shared(batch, slots, Sharing(order="nested", slices=slices, pieces=pieces)) for pieces in ({}, {"e": 6})
-    )
-    assert least_shared_s(batch, Sharing(order="nested", slices=slices)) <= cut.step_s < whole.step_s
-    assert len(cut.actions) == len(whole.actions) + 5 * 2 * 8 * 2, "forth and back, on two replicas"
