@@ -25,8 +25,9 @@ class Execution:
     The defaults describe an ideal 1F1B pipeline: transfers take no time and memory is unlimited.
     """
 
-    colocated: Literal["", "microbatch", "step"] = ""
-    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch or once a step."""
+    colocated: Literal["", "microbatch", "step", "phases"] = ""
+    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or behind every
+    unit of a microbatch, where samples may change their rank."""
     max_tokens: int | None = None
     """Most tokens of a microbatch of a colocated rank; None means no limit."""
     schedule: str = "1f1b"

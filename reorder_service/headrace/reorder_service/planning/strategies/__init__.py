@@ -49,7 +49,8 @@ OF_FIRST = {"entrain": entrain.plan_first}
 
 AUTO = "auto"
 COLOCATED = "colocated"
-"""What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add."""
+"""What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add. Where
+these meet behind every unit, it chooses `orchmllm`."""
 STRATEGIES = (*CANDIDATES, AUTO)
 
 
@@ -124,6 +125,8 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
     Raises ValueError for an unknown strategy.
     """
+    if strategy == AUTO and batch.execution.colocated == "phases":
+        return "orchmllm", orchmllm.plan_slots(batch)
     if strategy == AUTO and batch.execution.colocated:
         return COLOCATED, colocated.plan_slots(batch)
     if strategy != AUTO and strategy not in _PLANNED:
