@@ -25,8 +25,9 @@ class Execution:
     The defaults describe an ideal 1F1B pipeline: transfers take no time and memory is unlimited.
     """
 
-    colocated: Literal["", "microbatch", "step"] = ""
-    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch or once a step."""
+    colocated: Literal["", "microbatch", "step", "phase"] = ""
+    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or after every
+    unit of every microbatch; only in the last case may a sample be on other ranks in other units."""
     max_tokens: int | None = None
     """Most tokens of a microbatch of a colocated rank; None means no limit."""
     schedule: str = "1f1b"

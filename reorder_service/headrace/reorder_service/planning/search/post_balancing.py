@@ -32,6 +32,7 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.form_loads import bin_loads
 from headrace.reorder_service.planning.post_balancing_options import TOLERANCE, Form
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
@@ -58,22 +59,6 @@ def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = 
     if quadratic > 0:
         return min(packed, balanced, key=lambda bins: float(bin_loads(form, lengths, bins, num_bins, quadratic).max()))
     return packed
-
-
-def bin_loads(form: Form, lengths: Floats, bins: Ints, num_bins: int, quadratic: float = 0.0) -> Floats:
-    """Return the (num_bins,) load of each bin as the table of the module docstring defines it; an empty bin has none.
-
-    quadratic: `lambda` per unit of length; 0 leaves the quadratic term out.
-    """
-    sums = np.asarray(np.bincount(bins, weights=lengths, minlength=num_bins), np.float64)
-    if form == "no_padding":
-        return sums
-    if form == "third":
-        return sums + quadratic * np.bincount(bins, weights=lengths**2, minlength=num_bins)
-    counts, longest = np.bincount(bins, minlength=num_bins), np.zeros(num_bins)
-    np.maximum.at(longest, bins, lengths)
-    padded = counts * longest
-    return padded if form == "padded" else sums + quadratic * padded * longest
 
 
 @kernel

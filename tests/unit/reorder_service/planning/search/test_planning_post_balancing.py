@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.reorder_service.planning.form_loads import bin_loads
 from headrace.reorder_service.planning.post_balancing_options import FORMS
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.search.post_balancing import (
-    bin_loads,
     by_sum_then_squares,
     fill_empty,
     pack_then_lpt,
