@@ -14,7 +14,7 @@ from headrace.published_models import PUBLISHED_MODELS
 from headrace.reorder_service.planning.batch import Batch, Floats, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import Form, PostBalancing
-from headrace.reorder_service.planning.simulation.phase_step import PHASE
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES
 
 RANKS_PER_NODE = 8
 OPERATIONS_PER_S = 4e14  # of a rank: it scales all times alike
@@ -37,7 +37,7 @@ def batch_of(model: str, ranks: int, per_rank: int, seed: int = 0) -> Batch:
         {phase: mixture.work(phase) / OPERATIONS_PER_S for phase in PHASES},
         Topology(replicas=ranks, microbatches=1, stages=dict.fromkeys(PHASES, 1)),
         seed,
-        execution=Execution(colocated=PHASE, post_balancing=PostBalancing(forms=TAILORED, ranks_per_node=RANKS_PER_NODE)),
+        execution=Execution(colocated=AFTER_PHASES, post_balancing=PostBalancing(forms=TAILORED, ranks_per_node=RANKS_PER_NODE)),
         transfer_bytes={unit: BYTES * width * tokens for unit, tokens in sent.items()},
     )
 

@@ -25,7 +25,7 @@ class Execution:
     The defaults describe an ideal 1F1B pipeline: transfers take no time and memory is unlimited.
     """
 
-    colocated: Literal["", "microbatch", "step", "phase"] = ""
+    colocated: Literal["", "microbatch", "step", "phases"] = ""
     """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or after every
     unit of every microbatch; only in the last case may a sample be on other ranks in other units."""
     max_tokens: int | None = None

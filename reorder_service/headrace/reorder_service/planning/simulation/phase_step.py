@@ -14,7 +14,7 @@ from headrace.plan import Predicted
 from headrace.reorder_service.planning.batch import Batch, Floats, Slots
 from headrace.reorder_service.planning.form_loads import form_seconds, weights_alone
 
-PHASE: Final = "phase"
+AFTER_PHASES: Final = "phases"
 """What `Execution.colocated` is for such ranks."""
 
 

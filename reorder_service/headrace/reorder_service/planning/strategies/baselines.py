@@ -38,7 +38,7 @@ from headrace.reorder_service.planning.simulation.chained_step import (
 )
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
-from headrace.reorder_service.planning.simulation.phase_step import PHASE, predict_phases
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES, predict_phases
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.strategies import arrival, llm_only, phases
 
@@ -104,7 +104,7 @@ def fsdp_step(batch: Batch) -> Predicted:
 def fsdp_orchmllm_step(batch: Batch) -> Predicted:
     """Predict the step of the same ranks whose units are each balanced by themselves, on nodes that are not known."""
     options = replace(batch.execution.post_balancing, ranks_per_node=0)
-    colocated = _colocated(batch, Execution(colocated=PHASE, post_balancing=options))
+    colocated = _colocated(batch, Execution(colocated=AFTER_PHASES, post_balancing=options))
     return predict_phases(colocated, phases.plan_slots(colocated))
 
 

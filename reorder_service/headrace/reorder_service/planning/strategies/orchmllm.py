@@ -34,7 +34,7 @@ from headrace.reorder_service.planning.form_loads import bin_loads, lengths_of
 from headrace.reorder_service.planning.search.node_assignment import assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
 from headrace.reorder_service.planning.search.post_balancing import post_balance
-from headrace.reorder_service.planning.simulation.phase_step import PHASE
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES
 from headrace.reorder_service.planning.strategies import phases
 
 MOST_ROUNDS = 2  # of permuting the LLM's batches and then the others'; more gain at most 2 % on 64 to 2,560 ranks
@@ -46,7 +46,7 @@ def plan_slots(batch: Batch) -> Slots:
     Units may differ in the replica of a sample, never in the index of its microbatch. Ranks that meet after every phase, as the
     paper's do, get the plan of `phases`.
     """
-    if batch.execution.colocated == PHASE:
+    if batch.execution.colocated == AFTER_PHASES:
         return phases.plan_slots(batch)
     slots = np.empty(batch.costs.shape, np.int64)
     llm = batch.units.index(LLM)

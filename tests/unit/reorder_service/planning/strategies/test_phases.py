@@ -35,7 +35,7 @@ def batch_of(
     costs: dict[str, np.ndarray], ranks: int, microbatches: int = 1, *, max_tokens: int | None = None, **options
 ) -> Batch:
     topology = Topology(replicas=ranks, microbatches=microbatches, stages=dict.fromkeys(costs, 1))
-    execution = Execution(colocated="phase", max_tokens=max_tokens, post_balancing=PostBalancing(**options))
+    execution = Execution(colocated="phases", max_tokens=max_tokens, post_balancing=PostBalancing(**options))
     tokens = np.ceil(costs["llm"]).astype(np.int64)
     return make_batch(np.arange(tokens.size), costs, topology, 0, execution=execution, tokens=tokens)
 
