@@ -1,7 +1,7 @@
 """`python -m benchmarks.orchmllm`: ranks that have all units and meet after every phase, beside what OrchMLLM's paper reports.
 
-Planning is measured, on one core. Steps of the paper's models are SIMULATED, by formulas, on lengths drawn as its data sets have
-them.
+Planning is measured, on one core, and so are four ranks that train a small model. Steps of the paper's models are SIMULATED, by
+formulas, on lengths drawn as its data sets have them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.orchmllm import fitting_batches, level_phases, node_traffic, planning_time
+from benchmarks.orchmllm import fitting_batches, level_phases, node_traffic, planning_time, real_ranks
 from benchmarks.report import RESULTS, Report
 from benchmarks.timing import progress
 from headrace.reorder_service.planning import warm_up
@@ -33,6 +33,7 @@ def main() -> None:
             *level_phases.sections(quick=options.quick),
             *node_traffic.sections(quick=options.quick),
             *fitting_batches.sections(quick=options.quick),
+            real_ranks.section(quick=options.quick),
         ],
     )
     report.write(options.results / "orchmllm.json")

