@@ -24,7 +24,7 @@ from headrace.reorder_service.planning.search.pair_levelling import level_pairs
 
 NODE_LEVEL = 1e-3  # share of its mean by which a node may exceed it: its ranks are no more level than that
 RANK_LEVEL = 3e-3  # the same of a rank; an exchange between nodes makes samples travel, so that less is not worth it
-_MANY = 32  # samples for each node from which on they are dealt like cards, in a fraction of the time
+_MANY = 32  # samples for each node, or each rank, from which on they are dealt like cards, in a fraction of the time
 _TRIES = 4  # nodes that are asked in turn whether they have room for a sample
 _SWAPS = 4  # for each rank of a node, at most
 _LEAST_GAIN = 1e-12  # less may be a rounding error
@@ -49,7 +49,9 @@ def balance_near(weights: Floats, homes: Ints, num_ranks: int, ranks_per_node: i
     fill(weights, order, heads, unlimited, _NO_LIMIT, nodes)
     level_pairs(weights, order, heads, level * (1.0 + NODE_LEVEL), unlimited, _NO_LIMIT, nodes)
     came = ((nodes != homes) & (homes != NOWHERE))[order]
-    ranks = deal_within(weights, np.concatenate([order[came], order[~came]]), nodes, first)
+    of_nodes = np.bincount(nodes, weights=weights, minlength=heads.size)
+    shares = of_nodes / np.diff(first) if weights.size >= _MANY * num_ranks else np.zeros(heads.size)
+    ranks = deal_within(weights, np.concatenate([order[came], order[~came]]), nodes, first, shares)
     least = max(share, float(weights.max(initial=0.0)))
     level_within(weights, order, first, least * (1.0 + NODE_LEVEL), ranks)
     goal = least * (1.0 + RANK_LEVEL)
@@ -97,21 +99,26 @@ def deal_free(weights: Floats, order: Ints, heads: Floats, level: float, nodes: 
 
 
 @kernel
-def deal_within(weights: Floats, order: Ints, nodes: Ints, first: Ints) -> Ints:
-    """Deal the samples of every node to its ranks, in the given order, each to the lightest: (n,) rank of each.
+def deal_within(weights: Floats, order: Ints, nodes: Ints, first: Ints, shares: Floats) -> Ints:
+    """Deal the samples of every node to its ranks, in the given order: (n,) rank of each.
 
-    first: (N + 1,) first rank of every node, and the number of ranks. Of equally light ranks, the one with fewer samples is
-    taken, then the lower number.
+    They go to the ranks in turn, as long as the one whose turn it is does not get more than its share, and then each to the
+    lightest; of equally light ranks, to the one with fewer samples, then to the lower number. first: (N + 1,) first rank of every
+    node, and the number of ranks. shares: (N,) of a rank of each node.
     """
     loads, counts = np.zeros(first[-1]), np.zeros(first[-1], np.int64)
-    ranks = np.empty(weights.size, np.int64)
+    ranks, turns = np.empty(weights.size, np.int64), first[:-1].copy()
     for item in order:
-        best = first[nodes[item]]
-        for rank in range(best + 1, first[nodes[item] + 1]):
-            if loads[rank] < loads[best] or (loads[rank] == loads[best] and counts[rank] < counts[best]):
-                best = rank
+        node, weight = nodes[item], weights[item]
+        best = turns[node]
+        turns[node] = best + 1 if best + 1 < first[node + 1] else first[node]
+        if loads[best] + weight > shares[node]:
+            best = first[node]
+            for rank in range(best + 1, first[node + 1]):
+                if loads[rank] < loads[best] or (loads[rank] == loads[best] and counts[rank] < counts[best]):
+                    best = rank
         ranks[item] = best
-        loads[best] += weights[item]
+        loads[best] += weight
         counts[best] += 1
     return ranks
 

@@ -80,6 +80,25 @@ def try_pack_padded(lengths: Floats, falling: Ints, num_bins: int, bound: float,
 
 
 @kernel
+def fits_padded(rising: Floats, num_bins: int, bound: float) -> bool:
+    """Return what `try_pack_padded` does for a bound that no length exceeds, from the lengths in rising order.
+
+    A bin has nearly as many samples as the one before it: O(num_bins) for lengths that are alike.
+    """
+    start, count = 0, 1
+    for _ in range(num_bins):
+        count = min(count, rising.size - start)
+        while count > 1 and count * rising[start + count - 1] > bound:
+            count -= 1
+        while start + count < rising.size and (count + 1) * rising[start + count] <= bound:
+            count += 1
+        start += count
+        if start == rising.size:
+            return True
+    return False
+
+
+@kernel
 def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
     """Pack samples under the least bound on a bin's padded length for which `try_pack_padded` succeeds (Alg. 2): (n,) bins."""
     bins = np.zeros(lengths.size, np.int64)
@@ -89,10 +108,10 @@ def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
     fits = longest * ((lengths.size + num_bins - 1) // num_bins)
     if try_pack_padded(lengths, falling, num_bins, longest, bins):
         return bins
-    too_low = longest
+    too_low, rising = longest, lengths[falling[::-1]]
     middle = too_low + (fits - too_low) / 2
     while too_low < middle < fits:
-        if try_pack_padded(lengths, falling, num_bins, middle, bins):
+        if fits_padded(rising, num_bins, middle):
             fits = middle
         else:
             too_low = middle

@@ -38,9 +38,13 @@ def plan_slots(batch: Batch) -> Slots:
 
     Raises ValueError as `colocated` does if the microbatches of the LLM cannot keep the limit of tokens.
     """
-    together, anchor = _llm_slots(batch), _anchor(batch)
+    anchor = _anchor(batch)
+    if batch.topology.microbatches == 1:
+        samples = np.arange(batch.sample_ids.size)
+        return _ranks(batch, samples, samples if anchor is not None else _llm_slots(batch), anchor)
+    together = _llm_slots(batch)
     slots = _by_phase(batch, together, anchor)
-    if anchor is not None and batch.topology.microbatches > 1:
+    if anchor is not None:
         occupied = batch.occupied(slots)
         if (occupied[:, 1:] > occupied[:, :-1]).any():  # an empty microbatch in front of an occupied one
             return _by_phase(batch, together, None)
@@ -105,7 +109,7 @@ def _levelled(batch: Batch, weights: Floats, samples: Ints, microbatches: int, m
 def _by_phase(batch: Batch, together: Ints, anchor: int | None) -> Slots:
     """Balance the phases of one microbatch after the other: (U, n) slots.
 
-    together: (n,) slots of the LLM balanced by itself, whose ranks the LLM keeps unless there is an anchor.
+    together: (n,) slots of the LLM balanced by itself.
     """
     count = batch.topology.microbatches
     index = together % count
@@ -118,11 +122,15 @@ def _by_phase(batch: Batch, together: Ints, anchor: int | None) -> Slots:
 
 
 def _ranks(batch: Batch, samples: Ints, together: Ints, anchor: int | None) -> Ints:
-    """Balance the phases of one microbatch: (U, m) ranks of its m samples."""
+    """Balance the phases of one microbatch: (U, m) ranks of its m samples.
+
+    together: (m,) ranks of the LLM balanced by itself, which it keeps unless there is an anchor.
+    """
     llm, per_node = batch.units.index(LLM), max(1, batch.execution.post_balancing.ranks_per_node)
     ranks = np.empty((len(batch.units), samples.size), np.int64)
-    ranks[llm] = together
-    if anchor is not None:
+    if anchor is None:
+        ranks[llm] = together
+    else:
         packed, has = _packed(batch, anchor, samples)
         homes = np.full(samples.size, NOWHERE)
         homes[has] = packed // per_node

@@ -59,7 +59,7 @@ def test_each_node_deals_to_its_ranks_by_lpt(given_samples, ranks_per_node: int)
     weights, homes, num_nodes = given_samples
     nodes = np.maximum(homes, 0)
     first = np.arange(num_nodes + 1) * ranks_per_node
-    ranks = deal_within(weights, descending(weights), nodes, first)
+    ranks = deal_within(weights, descending(weights), nodes, first, np.zeros(num_nodes))
     for node in range(num_nodes):
         mine = np.flatnonzero(nodes == node)
         by_lpt = lpt(weights[mine], descending(weights[mine]), ranks_per_node)
@@ -119,6 +119,13 @@ def test_ranks_are_level_and_few_samples_leave_their_node(num_ranks: int, ranks_
         assert loads.max() <= 1.004 * loads.mean()
         left = weights[ranks // ranks_per_node != homes].sum() / weights.sum()
         assert left <= (0.1 if ranks_per_node == 1 else 0.05)
+
+
+def test_ranks_take_turns_up_to_their_share() -> None:
+    """8, 7, 6, 5 go in turn; then 4 is too much for the first rank and goes to the lightest, and so do the others."""
+    weights = np.array([8.0, 7.0, 6.0, 5.0, 4.0, 3.0])
+    ranks = deal_within(weights, np.arange(6), np.zeros(6, np.int64), np.array([0, 2]), np.array([16.5]))
+    assert ranks.tolist() == [0, 1, 0, 1, 1, 0]
 
 
 def test_nodes_that_are_level_already_keep_all_of_their_samples() -> None:

@@ -145,9 +145,9 @@ def test_no_phase_waits_a_hundredth(ranks: int, per_rank: int, microbatches: int
 def test_a_padded_unit_has_samples_of_like_length_together() -> None:
     batch = omni(64, 40, forms={"audio": "padded"}, ranks_per_node=8)
     padded = phase_loads(batch, plan_slots(batch))[:, 0, 1]
-    packed = phase_loads(batch, orchmllm.plan_slots(omni(64, 40, ranks_per_node=8)))[:, 0, 1]
-    assert padded.sum() > packed.sum(), "padding costs something"
-    assert padded.max() <= 1.15 * packed.mean(), "but not much"
+    work = batch.costs[1].sum() * batch.step_factors[1]
+    assert work < padded.sum(), "padding costs something"
+    assert padded.max() <= 1.15 * work / 64, "but not much"
     arrived = phase_loads(batch, arrival.plan_slots(batch))[:, 0, 1]
     assert arrived.max() >= 2 * padded.max()
 
@@ -169,7 +169,7 @@ def test_samples_stay_on_their_rank_where_nodes_are_unknown() -> None:
     batch = omni(16, 40)
     slots = plan_slots(batch)
     moved = (slots != slots[2]) & (batch.costs > 0)
-    assert (moved * batch.costs).sum() <= 0.25 * batch.costs[:2].sum()
+    assert (moved * batch.costs).sum() <= 0.5 * batch.costs[:2].sum(), "where nearly all would move"
 
 
 def test_no_microbatch_of_the_llm_has_too_many_tokens() -> None:
