@@ -15,10 +15,15 @@ from headrace.user_document import SpecSection, parse_json
 
 NESTED: Final = "nested"
 COLOCATED: Final = "colocated"
+FSDP: Final = "fsdp"
 SharingOrder = Literal["nested", "colocated"]
 """In which order a rank that several units share takes their actions. "nested": each unit's in the order of the schedule, which
 bounds its activations; whatever can run first, the LLM's in front of others, so that encoders run where the LLM would wait.
 "colocated": all forwards of encoders, then the LLM's actions, then the encoders' backwards, as trainers without a pipeline do."""
+
+
+_OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing", "memory_gib", "bandwidth_gb_s", "latency_us")
+_OF_FSDP = ("frozen", "frozen_layers", "frozen_projector", "checkpointing", "fp32_residual_connection")
 
 
 class UnitExecution(SpecSection):
@@ -83,10 +88,12 @@ class ExecutionSpec(SpecSection):
     that run something else are refused before their first step.
     """
 
-    trainer: Literal["pipeline", "colocated"] | None = None
+    trainer: Literal["pipeline", "colocated", "fsdp"] | None = None
     """"pipeline": units are stages of a pipeline, as under `--topology`, where a sample may change its replica between units.
     "colocated": every rank has all units, as with FSDP, DDP or Hugging Face; `topology.replicas` are then the ranks, and stages
-    do not matter. None: planned as for pipelines, but strategy `auto` keeps every sample on one replica, as any trainer can."""
+    do not matter. "fsdp": so have the ranks of `headrace train --fsdp`, of which a sample may be on one in an encoder and on
+    another in the LLM; `auto` plans as `orchmllm` does. None: planned as for pipelines, but strategy `auto` keeps every sample on
+    one replica, as any trainer can."""
     meet: Literal["microbatch", "step"] = "microbatch"
     """How often colocated ranks wait for each other: at every microbatch (FSDP), or once a step (DDP that accumulates)."""
     max_tokens: Annotated[int, Field(ge=1, le=limits.MAX_TOKENS)] | None = None
@@ -134,7 +141,22 @@ class ExecutionSpec(SpecSection):
             raise ValueError("a dp of units is for pipelines; colocated ranks, topology.replicas of them, have all units")
         if self.trainer == "colocated" and (self.of_units("on") or self.sharing != NESTED):
             raise ValueError("on and sharing are for pipelines; colocated ranks have all units")
+        if self.trainer == FSDP:
+            self._check_fsdp()
         return self
+
+    def _check_fsdp(self) -> None:
+        wrong = [name for name in _OF_PIPELINES if getattr(self, name) != type(self).model_fields[name].default]
+        wrong += [option for option in UnitExecution.model_fields if option not in _OF_FSDP and self.of_units(option)]
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)} {'is' if len(wrong) == 1 else 'are'} for pipelines, and with `trainer: fsdp` every rank has "
+                f"all units, whole; of units it knows {', '.join(_OF_FSDP)}: take the others away"
+            )
+        if "auto" in self.of_units("checkpointing").values():
+            raise ValueError(
+                "checkpointing is auto, which forecasts a pipeline's memory: take true or false with `trainer: fsdp`"
+            )
 
     @property
     def says_nothing(self) -> bool:
@@ -149,6 +171,11 @@ class ExecutionSpec(SpecSection):
         unknown = sorted(set(self.units) - set(stages))
         if unknown:
             raise ValueError(f"execution.units names {unknown[0]!r}, but topology.stages has {', '.join(stages)}")
+        if self.trainer == FSDP and (set(stages.values()) != {1} or {"encoder", GENERATOR} & set(stages)):
+            raise ValueError(
+                "`trainer: fsdp` has vision, audio or both, and the llm, of one stage each, but topology.stages is "
+                f"{dict(stages)}: set it to {{vision: 1, audio: 1, llm: 1}}"
+            )
         for unit, size in self.units.items():
             if unit == LLM and size.dp is not None:
                 raise ValueError(f"execution: topology.replicas says how many {LLM!r} has: take away its dp {size.dp}")

@@ -12,6 +12,8 @@ GENERATOR = "generator"
 
 CROSS_REPLICA_STRATEGIES = ("orchmllm",)
 """Strategies that balance each unit by itself, so that samples change their replica between units."""
+FSDP_STRATEGIES = ("auto", "orchmllm", "random", "llm-only")
+"""Strategies for FSDP ranks: each has a sample in one microbatch in all units. What others plan is in the order of a pipeline."""
 BASELINE_STRATEGIES = ("llm-only",)
 """Strategies that are there to be compared with: a job may name them, and `auto` does not consider them."""
 

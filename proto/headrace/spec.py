@@ -14,10 +14,10 @@ from pydantic import Field, field_validator, model_validator
 from headrace import limits
 from headrace.entrain_settings import EntrainSettings
 from headrace.errors import SpecError
-from headrace.execution_spec import ExecutionSpec
+from headrace.execution_spec import FSDP, ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
-from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, GENERATOR
+from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, FSDP_STRATEGIES, GENERATOR
 from headrace.source_spec import SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
@@ -209,7 +209,7 @@ class JobSpec(SpecSection):
     """False: each source gives its shards by name and their samples as they stand in them, in every epoch, as to evaluate."""
     strategy: str = "auto"
     """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans; those in
-    which a sample changes its replica between units only if `execution.trainer` is "pipeline"."""
+    which a sample changes its replica between units only if `execution.trainer` is "pipeline" or "fsdp"."""
     topology: TopologySpec = TopologySpec()
     execution: ExecutionSpec = ExecutionSpec()
     """How the trainers run the plans, so that they are planned for what will run. The default assumes an ideal 1F1B pipeline in
@@ -270,6 +270,8 @@ class JobSpec(SpecSection):
 
     @model_validator(mode="after")
     def _strategy_fits_the_trainers(self) -> Self:
+        if self.execution.trainer == FSDP and self.strategy not in FSDP_STRATEGIES:
+            raise ValueError(f"`trainer: fsdp` takes strategy {' or '.join(FSDP_STRATEGIES)}, got {self.strategy!r}: change it")
         if self.execution.trainer == "colocated" and self.strategy in CROSS_REPLICA_STRATEGIES:
             raise ValueError(
                 f"strategy {self.strategy!r} has samples change their replica between the units, and colocated ranks have all "

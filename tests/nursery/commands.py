@@ -31,6 +31,7 @@ LATER = (
     "headrace.reorder_service.server",
     "headrace.trainer.loading.relay",
     "headrace.trainer.models.huggingface.model",
+    "headrace.trainer.orchestrated.fsdp_training",
     "headrace.trainer.pipeline.pipeline_training",
     "headrace.trainer.recovery.node",
     "headrace.trainer.train",

@@ -8,7 +8,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -107,23 +107,25 @@ class Answer:
 class Processes:
     """As many as the largest case needs; those that a case has no place for only join in making its groups."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, serve: Callable[[int, int, str, Connection], None] | None = None) -> None:
+        """`serve`: what each runs; None: the cases of pipelines."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, "tests.verify.fsdp_processes"])  # one server is for both
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-verify-")
         store = str(Path(self._folder.name) / "store")
         pairs = [context.Pipe() for _ in range(count)]
         self._pipes = [ours for ours, _ in pairs]
         self._processes = [
-            context.Process(target=_serve, args=(rank, count, store, theirs), daemon=True)
+            context.Process(target=serve or _serve, args=(rank, count, store, theirs), daemon=True)
             for rank, (_, theirs) in enumerate(pairs)
         ]
         for process in self._processes:
             process.start()
         self._orders = itertools.count()
 
-    def run(self, order: Order) -> list[Answer]:
-        """Of all places of the topology. Raises RuntimeError with all tracebacks, or where a case hangs."""
+    def run(self, order: Any) -> list[Any]:
+        """The answers to an Order, of all places of the topology, or to what `serve` takes. Raises RuntimeError with all
+        tracebacks, or where a case hangs."""
         number, deadline = next(self._orders), time.monotonic() + TIMEOUT_S
         for pipe in self._pipes:
             pipe.send((number, order))

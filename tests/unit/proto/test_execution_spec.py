@@ -57,7 +57,11 @@ def job(**execution: Any) -> JobSpec:
             {"trainer": "colocated", "schedule": "gpipe"},
             "are for pipelines; colocated ranks have max_tokens",
         ),
-        ({"trainer": "fsdp"}, "trainer"),
+        ({"trainer": "ddp"}, "trainer"),
+        ({"trainer": "fsdp", "schedule": "gpipe", "in_flight": 2}, "schedule, in_flight are for pipelines, and with `trainer: f"),
+        ({"trainer": "fsdp", "units": {"llm": {"tp": 2}}}, "tp is for pipelines, and with `trainer: fsdp` every rank has all"),
+        ({"trainer": "fsdp", "units": {"llm": {"checkpointing": "auto"}}}, "take true or false with `trainer: fsdp`"),
+        ({"trainer": "fsdp"}, "set it to {vision: 1, audio: 1, llm: 1}"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(execution: dict[str, Any], sentence: str) -> None:

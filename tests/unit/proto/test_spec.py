@@ -101,6 +101,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"image": {"max_pixels": 10}}, "image", "max_pixels (10)"),
     ({"audio": {"hop_s": float("inf")}}, "audio.hop_s", "finite"),
     ({"strategy": "orchmllm", "execution": {"trainer": "colocated"}}, "job spec", "on one: set strategy to 'auto'"),
+    (
+        {"strategy": "entrain", "execution": {"trainer": "fsdp"}, "topology": {"stages": {"vision": 1, "llm": 1}}},
+        "job spec",
+        "`trainer: fsdp` takes strategy auto or orchmllm or random or llm-only, got 'entrain': change it",
+    ),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
     ({"globalbatch": 4}, "globalbatch", "no such field"),
     ({"global_batch": 10**10}, "global_batch", "less than or equal to 1048576"),

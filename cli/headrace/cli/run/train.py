@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.endpoint import add_endpoint
 from headrace.cli.log_format import add_log_format
 from headrace.cli.planning import emulate
+from headrace.cli.run.fsdp_options import add_fsdp_options, refuse_fsdp_options, settings_of, trains_fsdp
 from headrace.errors import UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rate in the LLM's layers, drawn by sample, for whole replicas or the job's own pipeline; the files of --topology "
         "and --nodes have `dropout:` (default: 0)",
     )
+    add_fsdp_options(parser)
     nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
     nodes.add_argument(
         "--nodes",
@@ -107,7 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="evaluate the job's validation sets before the first step, after every N steps and after the last one, and log the "
         "loss of each (default: no evaluation)",
     )
-    checkpoints = parser.add_argument_group("with a pipeline or --nodes")
+    checkpoints = parser.add_argument_group("with a pipeline, FSDP ranks or --nodes")
     checkpoints.add_argument(
         "--checkpoint",
         type=Path,
@@ -118,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint-every",
         type=int,
         metavar="N",
-        help=f"steps, and after the last; with a pipeline (default: {DEFAULT_CHECKPOINT_EVERY})",
+        help=f"steps, and after the last; not with --nodes (default: {DEFAULT_CHECKPOINT_EVERY})",
     )
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
@@ -184,6 +186,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--dropout goes with neither --topology nor --nodes: their file has `dropout:` for that")
     if args.dropout is not None and not 0 <= args.dropout < 1:
         raise UserError(f"--dropout must be from 0 to below 1, got {args.dropout:g}")
+    refuse_fsdp_options(args)
     configure_logging("trainer", args.log_format)
     await_token_file()
     node = args.node or f"{args.host}:{os.getpid()}"
@@ -202,9 +205,10 @@ def run(args: argparse.Namespace) -> int:
         device = local_device(args.device)
         check_relay()
         spec = read_spec(args.submit) if args.submit else client.spec(args.job)
-        topology = None if args.nodes else _pipeline(args, spec)
-        if topology is None and args.nodes is None and (args.checkpoint or args.resume):
-            raise UserError("--checkpoint and --resume go with a pipeline (`trainer: pipeline`, --topology) or --nodes")
+        fsdp = trains_fsdp(args, spec)
+        topology = None if args.nodes or fsdp else _pipeline(args, spec)
+        if topology is None and args.nodes is None and not fsdp and (args.checkpoint or args.resume):
+            raise UserError("--checkpoint and --resume go with a pipeline (`trainer: pipeline`, --topology), --fsdp or --nodes")
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
             topology = _pipeline(args, client.spec(job))
@@ -240,18 +244,20 @@ def run(args: argparse.Namespace) -> int:
                 return 0
             if args.hang_timeout is not None:
                 options["hang_timeout_s"] = args.hang_timeout
-            if topology is None:
+            saving: dict[str, Any] = {
+                "checkpoint": args.checkpoint,
+                "checkpoint_every": args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
+                "resume": args.resume,
+            }
+            if fsdp:
+                from headrace.trainer.orchestrated.fsdp_training import train_fsdp
+
+                train_fsdp(args.endpoint, settings=settings_of(args), shard_ranks=args.shard_ranks, **saving, **options)
+            elif topology is None:
                 optimizer = OptimizerSpec() if args.optimizer is None else load_optimizer_yaml(args.optimizer)
                 train(args.endpoint, optimizer=optimizer, dropout=args.dropout or 0.0, **options)
             else:
-                train_pipeline(
-                    args.endpoint,
-                    topology=topology,
-                    checkpoint=args.checkpoint,
-                    checkpoint_every=args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
-                    resume=args.resume,
-                    **options,
-                )
+                train_pipeline(args.endpoint, topology=topology, **saving, **options)
         if os.environ.get("RANK", "0") == "0":
             print_summary(summarise(client, job), args.format)
     return 0

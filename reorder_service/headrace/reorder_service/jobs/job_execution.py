@@ -6,7 +6,7 @@ import math
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
-from headrace.execution_spec import ExecutionSpec
+from headrace.execution_spec import COLOCATED, FSDP, ExecutionSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.peer_spec import load_stored_json
 from headrace.plan import LLM, Topology
@@ -76,7 +76,7 @@ def check_memory(spec: JobSpec, memory_bytes: float) -> None:
 def execution_of(job: JobSpec, topology: Topology) -> Execution:
     """Return how the job's trainers run plans for this topology, as the planner and its simulator see it.
 
-    Samples may change their replica between units only in a job that says that its trainers are pipelines.
+    Samples may change their replica between units only in a job that says that its trainers are pipelines, or FSDP ranks.
     """
     spec, orchmllm = job.execution, job.orchmllm
     frozen, layers = spec.of_units("frozen"), MODEL_SHAPES[job.model].units
@@ -92,7 +92,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         measured=measured,
     )
     return Execution(
-        colocated=spec.meet if spec.trainer == "colocated" else "",
+        colocated="phases" if spec.trainer == FSDP else spec.meet if spec.trainer == COLOCATED else "",
         max_tokens=spec.max_tokens,
         schedule=spec.schedule,
         chunks=spec.chunks,
@@ -107,7 +107,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         exchange_s=spec.of_units("exchange_s"),
         latency_s=spec.latency_us / 1e6,
         bytes_per_s=math.inf if spec.bandwidth_gb_s is None else spec.bandwidth_gb_s * 1e9,
-        may_cross_replicas=spec.trainer == "pipeline",
+        may_cross_replicas=spec.trainer in ("pipeline", FSDP),
         memory_limit=math.inf if spec.memory_gib is None else spec.memory_gib * 2**30,
         unit_replicas=spec.unit_replicas(topology.replicas),
         sharing=_sharing_of(spec, topology),

@@ -26,8 +26,8 @@ class Execution:
     """
 
     colocated: Literal["", "microbatch", "step", "phases"] = ""
-    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or after every
-    unit of every microbatch; only in the last case may a sample be on other ranks in other units."""
+    """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or behind every
+    unit of a microbatch, where samples may change their rank."""
     max_tokens: int | None = None
     """Most tokens of a microbatch of a colocated rank; None means no limit."""
     schedule: str = "1f1b"

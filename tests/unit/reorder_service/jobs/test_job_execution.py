@@ -67,6 +67,15 @@ def test_what_the_job_says_reaches_the_planner() -> None:
     assert (execution.memory_limit, execution.bytes_per_s, execution.latency_s) == (2 * 2**30, 25e9, 1e-5)
 
 
+def test_fsdp_ranks_meet_behind_every_unit_and_samples_may_change_their_rank_there() -> None:
+    stages = {"vision": 1, "llm": 1}
+    topology = {"replicas": 2, "microbatches": 4, "stages": stages}
+    execution = {"trainer": "fsdp", "units": {"vision": {"frozen": True}}}
+    spec = parse_spec({"name": "j", "sources": [{"path": "/data"}], "topology": topology, "execution": execution})
+    planned = execution_of(spec, Topology(replicas=2, microbatches=4, stages=stages))
+    assert (planned.colocated, planned.may_cross_replicas, planned.backward_factor("vision")) == ("phases", True, 0)
+
+
 @pytest.mark.parametrize(("trainer", "may_cross"), [(None, False), ("colocated", False), ("pipeline", True)])
 def test_samples_change_replicas_only_where_the_job_says_that_its_trainers_are_pipelines(trainer: Any, may_cross: bool) -> None:
     assert execution_of(job(trainer=trainer), TOPOLOGY).may_cross_replicas == may_cross

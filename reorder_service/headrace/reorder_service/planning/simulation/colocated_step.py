@@ -2,7 +2,7 @@
 
 A rank takes the sum of what its samples take in all units. Where ranks meet at every microbatch (the collectives of FSDP), a
 step takes the sum over the microbatches of the slowest rank's seconds; where they meet once a step (DDP with accumulated
-gradients), the slowest rank's sum. What ranks send each other takes no time, even if a sample changes its rank between units.
+gradients), the slowest rank's sum. Where they meet behind every unit, see `phase_step`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ OF_FIRST = {"entrain": entrain.plan_first}
 
 AUTO = "auto"
 COLOCATED = "colocated"
-"""What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add."""
+"""What `auto` chooses for colocated ranks, to which the other strategies, which are for pipelines, have nothing to add. Where
+these meet behind every unit, it chooses `orchmllm`."""
 STRATEGIES = (*CANDIDATES, AUTO)
 
 

@@ -10,6 +10,7 @@ from headrace.reorder_service.planning import plan
 from headrace.reorder_service.planning.batch import make_batch, slots_of
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.colocated_step import predict, sample_seconds
+from headrace.reorder_service.planning.simulation.phase_step import predict_phases
 
 UNITS = {"encoder": 1, "llm": 1}
 
@@ -24,6 +25,26 @@ def test_ranks_wait_for_the_slowest_where_they_meet(meet, seconds: float) -> Non
     assert predicted.iteration_s == seconds
     assert predicted.lower_bound_s == 3 * 3.5
     assert predicted.bubble == pytest.approx(1 - 3 * 7 / (2 * seconds))
+
+
+def test_where_they_meet_behind_every_unit_the_slowest_of_each_counts() -> None:
+    """Two ranks, one microbatch: 3 and 1 seconds of the encoder's forward, 2 and 5 of the LLM's; backward takes twice as long."""
+    costs = {"encoder": np.array([3.0, 1.0]), "llm": np.array([5.0, 2.0])}
+    topology = Topology(replicas=2, microbatches=1, stages=UNITS)
+    batch = make_batch(np.arange(2), costs, topology, 0, execution=Execution(colocated="phases"))
+    predicted = predict_phases(batch, np.array([[0, 1], [1, 0]]))
+    assert predicted.iteration_s == 3 * (3 + 5)
+    assert predicted.lower_bound_s == 3 * (3 + 5), "the largest sample of each unit"
+    assert predicted.bubble == pytest.approx(1 - 3 * 11 / (2 * 24))
+
+
+def test_auto_balances_every_unit_by_itself_where_ranks_meet_behind_each() -> None:
+    costs = {"encoder": np.array([4.0, 4.0, 0.0, 0.0]), "llm": np.array([1.0, 1.0, 3.0, 3.0])}
+    topology = Topology(replicas=2, microbatches=1, stages=UNITS)
+    planned = plan("auto", np.arange(4), costs, topology, 0, execution=Execution(colocated="phases", may_cross_replicas=True))
+    assert planned.chosen == "orchmllm"
+    assert planned.predicted is not None
+    assert planned.predicted.iteration_s == planned.predicted.lower_bound_s == 3 * (4 + 4)
 
 
 def test_a_frozen_unit_costs_a_rank_its_forward_only() -> None:

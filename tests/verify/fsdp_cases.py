@@ -1,0 +1,162 @@
+"""FSDP ranks beside one process: what is compared, and the plans and samples of a case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from headrace.plan import LLM, Microbatch, StepPlan, Topology
+from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.models.multimodal import initialise
+from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.stage import PROJECTORS, TRUNKS
+from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
+from tests.verify.batches import IMAGE_TOKEN, costs_of, enlarge, make_row, packed, whole_model
+from tests.verify.cases import FROZEN, frozen_in
+from tests.verify.comparison import ENTRIES
+
+RANKS = (1, 2, 4)
+MODALITIES = (("vision",), ("audio",), ("vision", "audio"))
+STRATEGIES = ("random", "llm-only", "orchmllm")
+FROZEN_SETS = tuple(name for name in FROZEN if "generator" not in name)
+MICROBATCHES = (1, 2)
+STEPS = 2
+LEARNING_RATE = 1e-3
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FsdpCase:
+    """One combination."""
+
+    ranks: int
+    encoders: tuple[str, ...]
+    frozen: str
+    strategy: str
+    microbatches: int
+    samples: int = 12
+    """Of a global batch."""
+    moved: str = ""
+    """What becomes of a plan: "permuted", the ranks of each unit by themselves; "hoarded", all of an encoder on the last rank."""
+    refused: int = 0
+    """How many samples of each step are found to be damaged when they are decoded."""
+    shard_ranks: int | None = None
+    dtype: str = "float32"
+    checkpointing: bool = False
+    max_grad_norm: float = 1e9
+    dropout: float = 0.0
+
+    def __str__(self) -> str:
+        others = [self.moved, f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
+        others += [f"shards of {self.shard_ranks}" * bool(self.shard_ranks), "recomputed" * self.checkpointing]
+        others += ["clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
+        first = f"{self.ranks} ranks, {'+'.join(self.encoders)}, {self.frozen}, {self.strategy}, K {self.microbatches}"
+        return ", ".join([first, *filter(None, others)])
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        return (*self.encoders, LLM)
+
+    @property
+    def topology(self) -> dict[str, Any]:
+        """Of all ranks, as `headrace.trainer.orchestrated.fsdp_ranks` makes it of a job."""
+        flags = frozen_in(self.units, self.frozen)
+        on = {unit: {} if unit == LLM else {"on": LLM} for unit in self.units}
+        of_all = {"dp": self.ranks, "checkpointing": self.checkpointing}
+        return {"units": {unit: {**of_all, **on[unit], **flags[unit]} for unit in self.units}, "dropout": self.dropout}
+
+    def plan(self, step: int) -> StepPlan:
+        rows = [row_of(sample, self.encoders) for sample in self.sample_ids(step)]
+        topology = Topology(replicas=self.ranks, microbatches=self.microbatches, stages=dict.fromkeys(self.units, 1))
+        ids = np.array([row["sample_id"] for row in rows])
+        execution = Execution(may_cross_replicas=True, colocated="phases")
+        plan = make_plan(self.strategy, ids, costs_of(rows, self.units), topology, seed=step, execution=execution)
+        return _moved(plan, self.moved, step) if self.moved else plan
+
+    def sample_ids(self, step: int) -> list[int]:
+        return [1000 * step + number for number in range(self.samples)]
+
+    def refused_ids(self, step: int) -> list[int]:
+        return self.sample_ids(step)[: self.refused]
+
+
+def _moved(plan: StepPlan, moved: str, seed: int) -> StepPlan:
+    """The same samples in the same microbatches, on other ranks."""
+    rng, ranks = np.random.default_rng(seed), plan.topology.replicas
+    units: dict[str, list[list[tuple[int, ...]]]] = {}
+    for unit in plan.topology.stages:
+        of_ranks = [[microbatch.units[unit] for microbatch in replica] for replica in plan.replicas]
+        if moved == "permuted":
+            of_ranks = [of_ranks[rank] for rank in rng.permutation(ranks)]
+        elif unit != LLM:
+            together = [sum(of_index, ()) for of_index in zip(*of_ranks, strict=True)]
+            of_ranks = [[() for _ in together] for _ in range(ranks - 1)] + [together]
+        units[unit] = of_ranks
+    replicas = [
+        [Microbatch(units={unit: units[unit][rank][k] for unit in units}) for k in range(plan.topology.microbatches)]
+        for rank in range(ranks)
+    ]
+    plan = replace(plan, replicas=replicas)
+    plan.check()
+    return plan
+
+
+@lru_cache(maxsize=4096)
+def row_of(sample: int, encoders: tuple[str, ...]) -> dict[str, Any]:
+    """`make_row`'s sample with the media of these encoders alone."""
+    row = make_row(sample, audio="audio" in encoders)
+    if "vision" in encoders:
+        return row
+    kept = row["input_ids"] != IMAGE_TOKEN
+    weights = row["target_weights"]
+    return {
+        **row,
+        "input_ids": row["input_ids"][kept],
+        "labels": row["labels"][kept],
+        "patches": row["patches"][:0],
+        "image_grids": [],
+        "target_weights": weights[kept] if len(weights) else weights,
+    }
+
+
+def packed_rows(samples: tuple[int, ...], encoders: tuple[str, ...], unit: str | None = None) -> PackedMicrobatch:
+    """As a rank of that unit receives these samples; None: everything."""
+    return packed([row_of(sample, encoders) for sample in samples], unit)
+
+
+@lru_cache(maxsize=64)
+def one_process(case: FsdpCase) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Results, gradients of the first step, weights after the last: each global batch as one microbatch, nothing sharded."""
+    model = whole_model(dropout=case.dropout)
+    model.to_empty(device="cpu")
+    initialise(model, SEED)
+    enlarge(model)
+    for unit, flags in frozen_in(case.units, case.frozen).items():
+        trunk = model.get_submodule(TRUNKS[unit])
+        trunk.requires_grad_(not flags.get("frozen", False))
+        if count := flags.get("frozen_layers", 0):
+            layers = list(trunk.get_submodule("layers").children())
+            for module in (*(getattr(trunk, name) for name in ENTRIES[unit]), *layers[:count]):
+                module.requires_grad_(False)
+        if unit != LLM:
+            model.get_submodule(PROJECTORS[unit]).requires_grad_(not flags.get("frozen_projector", False))
+    settings = OptimizerSpec(max_grad_norm=case.max_grad_norm)
+    adamw = make_optimizer(model.parameters(), settings)
+    train_step = TrainStep(model, adamw, settings=settings, dtype=getattr(torch, case.dtype))
+    results, gradients = [], dict[str, np.ndarray]()
+    for step in range(STEPS):
+        samples = tuple(sample for sample in case.sample_ids(step) if sample not in case.refused_ids(step))
+        train_step.accumulate(packed_rows(samples, case.encoders))
+        if step == 0:
+            weight = train_step._target_weight
+            gradients = {n: p.grad.numpy() / weight for n, p in model.named_parameters() if p.grad is not None}
+        results.append(train_step.finish(LEARNING_RATE))
+        if step == 0 and results[0].grad_norm > case.max_grad_norm:
+            gradients = {name: one * (case.max_grad_norm / results[0].grad_norm) for name, one in gradients.items()}
+    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}

@@ -1,0 +1,174 @@
+"""The loader of one FSDP rank: of each microbatch and unit the samples that this rank has, straight from the preprocessors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+
+from headrace.jobs_client import JobsClient
+from headrace.manifest import Vocabulary
+from headrace.measured import MeasuredWork
+from headrace.spec import JobSpec
+from headrace.trainer.devices import local_device
+from headrace.trainer.loading.steps import Step
+from headrace.trainer.orchestrated.fsdp_ranks import check_planned, check_undeferred, topology_of
+from headrace.trainer.pipeline.cargo import Cargo, Prepare
+from headrace.trainer.pipeline.feed import PipelineLoader, StepFeed
+from headrace.trainer.pipeline.places_loader import PlacesLoader
+from headrace.trainer.pipeline.routes import Routes
+from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.transport.base import TRANSPORTS
+
+
+class Preparing(Protocol):
+    """Protocol of a model that makes the cargo of its units: an `OrchestratedModel`."""
+
+    def prepare(self, topology: PipelineTopology, rank: int) -> Sequence[Prepare]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OrchestratedMicrobatch:
+    """One microbatch of the step of all ranks, as one of them has it."""
+
+    index: int
+    cargo: Mapping[str, Cargo | None]
+    """What this rank has of each unit, on the device; None: no sample."""
+
+
+@dataclass(slots=True, eq=False)
+class OrchestratedStep:
+    """One step, as one rank has it. Iterate over it once: all ranks have as many microbatches, some of them empty."""
+
+    index: int
+    steps: Sequence[Step]
+    """Of each of the rank's places."""
+    feeds: Sequence[StepFeed]
+    _topology: PipelineTopology
+    _rank: int
+
+    def __iter__(self) -> Iterator[OrchestratedMicrobatch]:
+        feeds = dict(zip(self._topology.units, self.feeds, strict=True))
+        yield from microbatches(self.feeds[0].routes, self._topology, self._rank, feeds)
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds that this rank has waited for plan and data."""
+        return max(step.data_wait_s for step in self.steps) + sum(feed.data_wait_s for feed in self.feeds)
+
+
+def microbatches(
+    routes: Routes, topology: PipelineTopology, rank: int, feeds: Mapping[str, Any]
+) -> Iterator[OrchestratedMicrobatch]:
+    """Yield the microbatches of a step, as many on every rank. feeds: by unit, what returns the cargo of a portion."""
+    portions = {unit: {portion.forward: portion for portion in routes.portions(unit, rank)} for unit in topology.units}
+    for index in routes.occupied(rank, in_step=True):
+        of_units = {unit: portions[unit].get(index) for unit in topology.units}
+        cargo = {unit: None if one is None else feeds[unit](one) for unit, one in of_units.items()}
+        yield OrchestratedMicrobatch(index=index, cargo=cargo)
+
+
+@dataclass(slots=True, eq=False)
+class OrchestratedLoader:
+    """Iterates over the steps of a job as one FSDP rank has them; each must be passed to `commit`."""
+
+    topology: PipelineTopology
+    _places: PlacesLoader
+    _rank: int
+    _num_ranks: int
+
+    def __enter__(self) -> Self:
+        self._places.__enter__()
+        try:
+            check_planned(self.spec, self._num_ranks)  # again, as it may have been planned anew since it was asked for
+        except BaseException:
+            self._places.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._places.__exit__(kind, error, trace)
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job's spec; once open."""
+        return self._places.spec
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The job's vocabulary; once open."""
+        return self._places.vocabulary
+
+    @property
+    def next_step(self) -> int:
+        """Index of the next step."""
+        return self._places.next_step
+
+    def has_next(self) -> bool:
+        """Return whether a step is left, after waiting until it is planned."""
+        return self._places.has_next()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the job, for a checkpoint, which any number of ranks can load. Call `settle` before."""
+        return self._places.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume at a checkpoint's step: later commits are undone. Must be called before the first step is handed out."""
+        self._places.load_state_dict(state)
+
+    def evaluation(self, spec: JobSpec) -> OrchestratedLoader:
+        """Return a loader like this one, not open yet, of an evaluation (`StepLoader.evaluation`)."""
+        return OrchestratedLoader(self.topology, self._places.evaluation(spec), self._rank, self._num_ranks)
+
+    def steps(self, model: Preparing) -> Iterator[OrchestratedStep]:
+        """Yield the steps until the job's end. Raises UserError for a plan that FSDP ranks cannot run, on all of them alike."""
+        for steps, feeds in self._places.steps(model.prepare(self.topology, self._rank)):
+            check_undeferred(steps[0].index, feeds[0].routes, self.topology)
+            yield OrchestratedStep(steps[0].index, steps, feeds, self.topology, self._rank)
+
+    def commit(self, step: OrchestratedStep, *, loss: float = math.nan) -> None:
+        """Begin to commit a step that this rank has applied, once the commit of the step before has ended.
+
+        loss: that of the whole step, if this rank knows it. Raises what the commit before raised.
+        """
+        nothing: list[Sequence[MeasuredWork]] = [() for _ in step.steps]
+        self._places.commit_fed(step.steps, step.feeds, loss=loss, measured=nothing)
+
+    def settle(self) -> None:
+        """Wait until the last step passed to `commit` is in the ledger. Raises what its commit raised."""
+        self._places.settle()
+
+
+def connect(
+    endpoint: str,
+    *,
+    job: str,
+    rank: int | None = None,
+    num_ranks: int | None = None,
+    topology: PipelineTopology | None = None,
+    device: torch.device | None = None,
+    transports: Sequence[str] = TRANSPORTS,
+) -> OrchestratedLoader:
+    """Return the loader of one FSDP rank; as a context it is open.
+
+    rank, num_ranks: None: those of torch.distributed. topology: None: that of the job. device: where samples are copied to; None:
+    this rank's GPU, or the CPU if there is none. transports: as in `headrace.trainer.connect`.
+
+    Raises UserError for a job that is not planned for so many FSDP ranks, and EndpointError or NotFoundError without one.
+    """
+    rank = dist.get_rank() if rank is None else rank
+    num_ranks = dist.get_world_size() if num_ranks is None else num_ranks
+    if topology is None:
+        with JobsClient(endpoint) as client:
+            topology = topology_of(client.spec(job), num_ranks)
+    device = device or local_device()
+    places = [
+        PipelineLoader(endpoint, job=job, topology=topology, place=place, device=device, transports=transports)
+        for place in topology.places(rank)
+    ]
+    return OrchestratedLoader(topology, PlacesLoader(places), rank, num_ranks)
