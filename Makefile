@@ -133,6 +133,9 @@ bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and w
 bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (a minute)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.colocated
 
+bench-orchmllm: setup  ## measure plans for ranks that meet after every phase, beside what OrchMLLM's paper reports; steps are SIMULATED (two minutes)
+	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchmllm
+
 bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
@@ -189,4 +192,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.reorder_service.planning.batch import Batch
 
-BASELINE_NAMES = ("llm-only", "megatron", "megatron-balanced", "ratio", "dip", "fsdp")
+BASELINE_NAMES = ("llm-only", "megatron", "megatron-balanced", "ratio", "dip", "fsdp", "fsdp-orchmllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

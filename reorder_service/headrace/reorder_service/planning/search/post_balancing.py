@@ -32,6 +32,7 @@ import numpy as np
 
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.form_loads import bin_loads
 from headrace.reorder_service.planning.post_balancing_options import TOLERANCE, Form
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 
@@ -60,22 +61,6 @@ def post_balance(form: Form, lengths: Floats, num_bins: int, tolerance: float = 
     return packed
 
 
-def bin_loads(form: Form, lengths: Floats, bins: Ints, num_bins: int, quadratic: float = 0.0) -> Floats:
-    """Return the (num_bins,) load of each bin as the table of the module docstring defines it; an empty bin has none.
-
-    quadratic: `lambda` per unit of length; 0 leaves the quadratic term out.
-    """
-    sums = np.asarray(np.bincount(bins, weights=lengths, minlength=num_bins), np.float64)
-    if form == "no_padding":
-        return sums
-    if form == "third":
-        return sums + quadratic * np.bincount(bins, weights=lengths**2, minlength=num_bins)
-    counts, longest = np.bincount(bins, minlength=num_bins), np.zeros(num_bins)
-    np.maximum.at(longest, bins, lengths)
-    padded = counts * longest
-    return padded if form == "padded" else sums + quadratic * padded * longest
-
-
 @kernel
 def try_pack_padded(lengths: Floats, falling: Ints, num_bins: int, bound: float, bins: Ints) -> bool:
     """Fill one bin after the other with rising lengths up to a padded length of `bound`; return whether num_bins bins suffice.
@@ -95,6 +80,25 @@ def try_pack_padded(lengths: Floats, falling: Ints, num_bins: int, bound: float,
 
 
 @kernel
+def fits_padded(rising: Floats, num_bins: int, bound: float) -> bool:
+    """Return what `try_pack_padded` does for a bound that no length exceeds, from the lengths in rising order.
+
+    A bin has nearly as many samples as the one before it: O(num_bins) for lengths that are alike.
+    """
+    start, count = 0, 1
+    for _ in range(num_bins):
+        count = min(count, rising.size - start)
+        while count > 1 and count * rising[start + count - 1] > bound:
+            count -= 1
+        while start + count < rising.size and (count + 1) * rising[start + count] <= bound:
+            count += 1
+        start += count
+        if start == rising.size:
+            return True
+    return False
+
+
+@kernel
 def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
     """Pack samples under the least bound on a bin's padded length for which `try_pack_padded` succeeds (Alg. 2): (n,) bins."""
     bins = np.zeros(lengths.size, np.int64)
@@ -104,10 +108,10 @@ def pack_padded(lengths: Floats, falling: Ints, num_bins: int) -> Ints:
     fits = longest * ((lengths.size + num_bins - 1) // num_bins)
     if try_pack_padded(lengths, falling, num_bins, longest, bins):
         return bins
-    too_low = longest
+    too_low, rising = longest, lengths[falling[::-1]]
     middle = too_low + (fits - too_low) / 2
     while too_low < middle < fits:
-        if try_pack_padded(lengths, falling, num_bins, middle, bins):
+        if fits_padded(rising, num_bins, middle):
             fits = middle
         else:
             too_low = middle

@@ -2,8 +2,7 @@
 
 A rank takes the sum of what its samples take in all units. Where ranks meet at every microbatch (the collectives of FSDP), a
 step takes the sum over the microbatches of the slowest rank's seconds; where they meet once a step (DDP with accumulated
-gradients), the slowest rank's sum. Where they meet behind every unit of a microbatch (OrchMLLM, whose samples change their rank
-there), it takes the sum over microbatches and units. What ranks send each other takes no time.
+gradients), the slowest rank's sum. Where they meet behind every unit, see `phase_step`.
 """
 
 from __future__ import annotations
@@ -35,14 +34,9 @@ def step_seconds(batch: Batch, loads: Floats) -> float:
 
 def predict(batch: Batch, slots: Slots) -> Predicted:
     """Return the time of a step of a plan on colocated ranks; `bubble` is the share of it that they wait for each other."""
-    of_units = batch.loads(slots) * batch.step_factors
-    if batch.execution.colocated == "phases":
-        iteration = float(of_units.max(axis=0).sum())
-        least = sum(least_seconds(batch, costs) for costs in batch.costs * batch.step_factors[:, None])
-    else:
-        iteration = step_seconds(batch, of_units.sum(axis=2))
-        least = least_seconds(batch, sample_seconds(batch))
+    loads = (batch.loads(slots) * batch.step_factors).sum(axis=2)
+    iteration = step_seconds(batch, loads)
     capacity = batch.topology.replicas * iteration
-    bubble = max(0.0, 1.0 - float(of_units.sum()) / capacity) if capacity > 0 else 0.0
-    bound = min(least, iteration)  # their sums are rounded in different orders
+    bubble = max(0.0, 1.0 - float(loads.sum()) / capacity) if capacity > 0 else 0.0
+    bound = min(least_seconds(batch, sample_seconds(batch)), iteration)  # their sums are rounded in different orders
     return Predicted(iteration_s=iteration, bubble=bubble, lower_bound_s=bound)

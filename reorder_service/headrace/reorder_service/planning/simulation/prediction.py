@@ -8,6 +8,7 @@ from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.list_schedule import CELL, WIDTH
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES, predict_phases
 from headrace.reorder_service.planning.simulation.shared_ranks import least_shared_s, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import simulate
 
@@ -17,6 +18,8 @@ def predict_step(batch: Batch, slots: Slots) -> Predicted:
 
     Raises ValueError if the plan makes its schedule wait for itself.
     """
+    if batch.execution.colocated == AFTER_PHASES:
+        return predict_phases(batch, slots)
     if batch.execution.colocated:
         return predict(batch, slots)
     if batch.execution.sharing is not None:

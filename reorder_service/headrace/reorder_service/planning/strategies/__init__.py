@@ -17,6 +17,7 @@ from headrace.reorder_service.planning.search.unequal_speeds import share_by_spe
 from headrace.reorder_service.planning.search.unit_dealing import Strategy, dealt
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.memory_limit import excess_memory
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES
 from headrace.reorder_service.planning.simulation.prediction import predict_step
 from headrace.reorder_service.planning.strategies import (
     arrival,
@@ -125,7 +126,7 @@ def run_strategy(strategy: str, batch: Batch) -> tuple[str, Slots]:
 
     Raises ValueError for an unknown strategy.
     """
-    if strategy == AUTO and batch.execution.colocated == "phases":
+    if strategy == AUTO and batch.execution.colocated == AFTER_PHASES:
         return "orchmllm", orchmllm.plan_slots(batch)
     if strategy == AUTO and batch.execution.colocated:
         return COLOCATED, colocated.plan_slots(batch)
@@ -168,7 +169,9 @@ def warm_up() -> None:
             plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
         for form in FORMS:
             options = PostBalancing(forms=dict.fromkeys(stages, form), ranks_per_node=1)
-            plan("orchmllm", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=Execution(post_balancing=options))
+            for execution in (Execution(post_balancing=options), Execution(post_balancing=options, colocated=AFTER_PHASES)):
+                plan("orchmllm", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=execution)
+        plan(AUTO, ids, dict.fromkeys(stages, cost), topology, seed=0, execution=Execution(colocated=AFTER_PHASES))
     tight = Execution(memory_limit=0.51 * cost.sum())  # less than a stage holds in arrival order, so that samples have to move
     plan("random", ids, dict.fromkeys(stages, cost), topology, seed=0, execution=tight)
     colocated.warm_up()

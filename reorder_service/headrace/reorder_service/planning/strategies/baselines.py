@@ -8,8 +8,11 @@
 | ratio            | stages in proportion to the units' work (DistTrain, 8.2.1)                  | in arrival order              |
 | dip              | every stage has a part of the encoders and of the LLM, encoders first       | in arrival order              |
 | fsdp             | none: every rank has all units                                              | in arrival order              |
+| fsdp-orchmllm    | none: every rank has all units                                              | by strategy `orchmllm`        |
 
-All have the batch's replicas, and as many stages as these leave of its GPUs; fsdp has a rank for each GPU. Schedules are the
+All have the batch's replicas, and as many stages as these leave of its GPUs; fsdp and fsdp-orchmllm have a rank for each GPU. The
+ranks of fsdp meet at every microbatch, as if they went on to the next unit whenever they are ready; those of fsdp-orchmllm meet
+after every unit of it, which is where its samples change their ranks. Schedules are the
 batch's for llm-only, megatron and ratio; the others' pipelines have links that take no time, nothing is exchanged, and fsdp
 gathers weights while it computes. Of DIP (Xue et al. 2026) only what Entrain tells of it is here: its sub-microbatches, for which
 neither number nor rule is given, are not. Layers are as fine as wanted where megatron-balanced cuts.
@@ -35,8 +38,9 @@ from headrace.reorder_service.planning.simulation.chained_step import (
 )
 from headrace.reorder_service.planning.simulation.colocated_step import predict
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES, predict_phases
 from headrace.reorder_service.planning.simulation.simulator import simulate
-from headrace.reorder_service.planning.strategies import arrival, llm_only
+from headrace.reorder_service.planning.strategies import arrival, llm_only, phases
 
 FEWEST_CHUNKS = 2
 """Of a stage under megatron-balanced, whose pipelines are interleaved."""
@@ -93,12 +97,15 @@ def dip_step(batch: Batch) -> Predicted:
 
 def fsdp_step(batch: Batch) -> Predicted:
     """Predict the step of ranks that have all units each, in microbatches of about as many samples as the batch's."""
-    ranks = _num_gpus(batch)
-    count = max(1, round(batch.topology.replicas * batch.topology.microbatches / ranks))
-    topology = replace(batch.topology, replicas=ranks, microbatches=count)
-    execution = Execution(colocated="microbatch", backward_factors=batch.execution.backward_factors)
-    colocated = replace(batch, topology=topology, execution=execution)
+    colocated = _colocated(batch, Execution(colocated="microbatch"))
     return predict(colocated, arrival.plan_slots(colocated))
+
+
+def fsdp_orchmllm_step(batch: Batch) -> Predicted:
+    """Predict the step of the same ranks whose units are each balanced by themselves, on nodes that are not known."""
+    options = replace(batch.execution.post_balancing, ranks_per_node=0)
+    colocated = _colocated(batch, Execution(colocated=AFTER_PHASES, post_balancing=options))
+    return predict_phases(colocated, phases.plan_slots(colocated))
 
 
 BASELINES: Mapping[str, Callable[[Batch], Predicted]] = {
@@ -108,6 +115,7 @@ BASELINES: Mapping[str, Callable[[Batch], Predicted]] = {
     "ratio": ratio_step,
     "dip": dip_step,
     "fsdp": fsdp_step,
+    "fsdp-orchmllm": fsdp_orchmllm_step,
 }
 """By name. Each returns the step of a batch on as many GPUs, or raises ValueError in a sentence that says why it has none."""
 
@@ -120,6 +128,14 @@ def _num_gpus(batch: Batch) -> int:
 def _num_stages(batch: Batch) -> int:
     """Return the stages of each of the LLM's replicas, if all units had as many replicas."""
     return _num_gpus(batch) // batch.topology.replicas
+
+
+def _colocated(batch: Batch, execution: Execution) -> Batch:
+    """Return the batch for a rank on each GPU that has all units. execution: but for the backward's shares, which are kept."""
+    ranks = _num_gpus(batch)
+    count = max(1, round(batch.topology.replicas * batch.topology.microbatches / ranks))
+    topology = replace(batch.topology, replicas=ranks, microbatches=count)
+    return replace(batch, topology=topology, execution=replace(execution, backward_factors=batch.execution.backward_factors))
 
 
 def _even(batch: Batch, stages: dict[str, int]) -> Batch:

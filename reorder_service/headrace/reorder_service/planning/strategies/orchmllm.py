@@ -4,7 +4,7 @@ In OrchMLLM a step is one batch per rank (K = 1), and the samples of a unit are 
 suits the unit (see `post_balancing`). There a form balances sequence lengths; here it balances the costs of a unit, which are
 proportional to the lengths or describe better how long a sample takes.
 
-The paper does not treat pipelines (K > 1). A sample may be processed on different replicas by different units, but its
+The paper does not treat pipelines. A sample may be processed on different replicas by different units, but its
 microbatch index must not decrease on the way. So this index is fixed once, by the LLM, which is balanced over the replicas and
 then, in each replica, over its microbatches. Every other unit balances the samples of one index after the other, starting with
 the index of the costliest sample, and gives the heaviest batch of an index to the replica with the least work so far. Replicas
@@ -29,11 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.plan import LLM
-from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots
+from headrace.reorder_service.planning.batch import Batch, Ints, Slots
+from headrace.reorder_service.planning.form_loads import bin_loads, lengths_of
 from headrace.reorder_service.planning.search.node_assignment import assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
 from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups
-from headrace.reorder_service.planning.search.post_balancing import bin_loads, post_balance
+from headrace.reorder_service.planning.search.post_balancing import post_balance
+from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES
+from headrace.reorder_service.planning.strategies import phases
 
 MOST_ROUNDS = 2  # of permuting the LLM's batches and then the others'; more gain at most 2 % on 64 to 2,560 ranks
 
@@ -41,8 +44,11 @@ MOST_ROUNDS = 2  # of permuting the LLM's batches and then the others'; more gai
 def plan_slots(batch: Batch) -> Slots:
     """Plan a batch with OrchMLLM's post-balancing: (U, n) slots.
 
-    Units may differ in the replica of a sample, never in the index of its microbatch.
+    Units may differ in the replica of a sample, never in the index of its microbatch. Ranks that meet after every phase, as the
+    paper's do, get the plan of `phases`.
     """
+    if batch.execution.colocated == AFTER_PHASES:
+        return phases.plan_slots(batch)
     slots = np.empty(batch.costs.shape, np.int64)
     llm = batch.units.index(LLM)
     slots[llm] = _by_replica(batch, llm)
@@ -86,17 +92,10 @@ def _others(batch: Batch) -> list[int]:
     return [u for u, unit in enumerate(batch.units) if unit != LLM]
 
 
-def _lengths(batch: Batch, unit: int) -> tuple[Floats, float]:
-    """Return the (n,) lengths that a unit's form balances, and lambda in their unit: costs, over the mean if lambda is known."""
-    costs, quadratic = batch.costs[unit], batch.execution.post_balancing.quadratic
-    if quadratic == 0 or not costs.any():
-        return costs, 0.0
-    return costs / costs[costs > 0].mean(), quadratic
-
-
 def _by_replica(batch: Batch, unit: int) -> Ints:
     """Balance samples over the replicas, then each replica's samples over its microbatches: (n,) slots."""
-    options, (lengths, quadratic) = batch.execution.post_balancing, _lengths(batch, unit)
+    options = batch.execution.post_balancing
+    lengths, quadratic = lengths_of(batch.costs[unit], options.quadratic)
     form = options.forms.get(batch.units[unit], "no_padding")
     num_replicas, num_microbatches = batch.topology.replicas, batch.topology.microbatches
     if form == "no_padding":
@@ -116,7 +115,8 @@ def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_])
 
     index: (n,) microbatch index of each sample. occupied: (D, K) microbatches that have a sample in the LLM.
     """
-    options, (lengths, quadratic) = batch.execution.post_balancing, _lengths(batch, unit)
+    options = batch.execution.post_balancing
+    lengths, quadratic = lengths_of(batch.costs[unit], options.quadratic)
     form = options.forms.get(batch.units[unit], "no_padding")
     slots = np.empty_like(index)
     work, taken = np.zeros(batch.topology.replicas), np.zeros(batch.topology.replicas)

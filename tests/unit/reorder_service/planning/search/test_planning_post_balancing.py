@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.reorder_service.planning.form_loads import bin_loads
 from headrace.reorder_service.planning.post_balancing_options import FORMS
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.search.post_balancing import (
-    bin_loads,
     by_sum_then_squares,
     fill_empty,
+    fits_padded,
     pack_then_lpt,
     post_balance,
     try_pack_padded,
@@ -102,6 +103,8 @@ def test_packing_equals_the_papers_greedy(lengths: np.ndarray, num_bins: int, bo
     bins = np.full(lengths.size, -1)
     batches = greedy_packing(lengths, bound)
     assert try_pack_padded(lengths, descending(lengths), num_bins, float(bound), bins) == (len(batches) <= num_bins)
+    if lengths.size:
+        assert fits_padded(np.sort(lengths), num_bins, float(bound)) == (len(batches) <= num_bins)
     if len(batches) <= num_bins:
         assert [sorted(batch) for batch in batches if batch] == [batch for batch in members(bins, num_bins) if batch]
 

@@ -10,6 +10,7 @@ from headrace.reorder_service.planning import plan
 from headrace.reorder_service.planning.batch import make_batch, slots_of
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.colocated_step import predict, sample_seconds
+from headrace.reorder_service.planning.simulation.phase_step import predict_phases
 
 UNITS = {"encoder": 1, "llm": 1}
 
@@ -31,7 +32,7 @@ def test_where_they_meet_behind_every_unit_the_slowest_of_each_counts() -> None:
     costs = {"encoder": np.array([3.0, 1.0]), "llm": np.array([5.0, 2.0])}
     topology = Topology(replicas=2, microbatches=1, stages=UNITS)
     batch = make_batch(np.arange(2), costs, topology, 0, execution=Execution(colocated="phases"))
-    predicted = predict(batch, np.array([[0, 1], [1, 0]]))
+    predicted = predict_phases(batch, np.array([[0, 1], [1, 0]]))
     assert predicted.iteration_s == 3 * (3 + 5)
     assert predicted.lower_bound_s == 3 * (3 + 5), "the largest sample of each unit"
     assert predicted.bubble == pytest.approx(1 - 3 * 11 / (2 * 24))

@@ -151,6 +151,15 @@ def test_fsdp_waits_for_the_heaviest_rank() -> None:
     assert BASELINES["fsdp"](batch_of(costs, {"encoder": 2, LLM: 2})).iteration_s == pytest.approx(6.0)
 
 
+def test_fsdp_with_orchmllm_waits_for_no_unit() -> None:
+    """8 GPUs and 16 samples, half of which have the encoder's work and half the LLM's: each has one of either."""
+    half = np.repeat([1.0, 0.0], 8)
+    batch = batch_of({"encoder": half, LLM: 2.0 * half[::-1]}, {"encoder": 2, LLM: 2})
+    balanced = BASELINES["fsdp-orchmllm"](batch)
+    assert balanced.iteration_s == pytest.approx((1 + 2) * 3)
+    assert balanced.bubble == pytest.approx(0.0, abs=1e-9)
+
+
 def test_llm_only_levels_the_llm_and_not_the_encoder() -> None:
     rng = np.random.default_rng(3)
     batch = batch_of({"encoder": rng.lognormal(0, 1, 64), LLM: rng.lognormal(0, 1, 64)}, {"encoder": 1, LLM: 1})
