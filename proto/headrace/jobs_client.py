@@ -56,6 +56,11 @@ class JobsClient:
         """Return the spec of a job, with the topology and the execution that it is planned for now."""
         return load_peer_spec_json(self.show(job).spec_json)
 
+    def about(self) -> jobs_pb2.ServiceStatus:
+        """Return what the service tells of itself. Raises EndpointError if it is of a release that tells nothing."""
+        status: jobs_pb2.ServiceStatus = rpc.call(self._stub.About, jobs_pb2.AboutRequest(), self.endpoint)
+        return status
+
     def jobs(self, finished: int = 0) -> Iterator[jobs_pb2.JobStatus]:
         """Yield the jobs, in the order of their submission. `finished`: most jobs that are over, the latest; 0: all of them."""
         with rpc.translated(self.endpoint):

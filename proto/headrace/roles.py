@@ -42,6 +42,7 @@ METHODS = {
     "/headrace.v1.Jobs/Ledger": Role.WATCH,
     "/headrace.v1.Jobs/Quarantine": Role.WATCH,
     "/headrace.v1.Jobs/ShowPlan": Role.WATCH,
+    "/headrace.v1.Jobs/About": Role.WATCH,
     "/headrace.v1.Sessions/Open": Role.TRAIN,
     "/headrace.v1.Sessions/Plans": Role.TRAIN,
     "/headrace.v1.Sessions/ReportLost": Role.TRAIN,

@@ -50,6 +50,9 @@ class Call:
     async def abort(self, status: grpc.StatusCode, details: str) -> NoReturn:
         raise RefusedError(f"{status.name}: {details}")
 
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
 
 class World:
     """A reorder service and its clients, in the script's event loop."""

@@ -35,7 +35,7 @@ class AbortedError(Exception):
 
 
 class Context:
-    """grpc.aio.ServicerContext, of which handlers use `abort`."""
+    """grpc.aio.ServicerContext, of which handlers use `abort` and `invocation_metadata`."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -43,6 +43,9 @@ class Context:
     async def abort(self, code: grpc.StatusCode, details: str = "") -> None:
         self.call.end_at_server((code, details))
         raise AbortedError
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return tuple(self.call._metadata or ())
 
 
 class Details:

@@ -148,7 +148,7 @@ class Engine:
         """Run one stream from its Hello to its end. Return whether any order came, and the error that ended it, if any."""
         slots = self._threads + self._num_read_threads  # parts that are being decoded, and parts that are read ahead
         hello = fleet_pb2.Hello(preprocessor=self._name, endpoint=self._endpoint, slots=slots, instance=self._instance)
-        hello.takes_lots, hello.other_slots = True, max(slots, ORDER_THREADS)
+        hello.takes_lots, hello.other_slots, hello.clock_s = True, max(slots, ORDER_THREADS), time.time()
         self._reports.begin(hello)
         try:
             said = metadata()

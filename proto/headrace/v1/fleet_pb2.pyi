@@ -40,20 +40,22 @@ class FleetReport(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., shards_listed: _Optional[_Union[ShardsListed, _Mapping]] = ..., shard_indexed: _Optional[_Union[ShardIndexed, _Mapping]] = ..., samples_probed: _Optional[_Union[SamplesProbed, _Mapping]] = ..., part_decoded: _Optional[_Union[PartDecoded, _Mapping]] = ..., order_failed: _Optional[_Union[OrderFailed, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("preprocessor", "endpoint", "slots", "instance", "takes_lots", "other_slots")
+    __slots__ = ("preprocessor", "endpoint", "slots", "instance", "takes_lots", "other_slots", "clock_s")
     PREPROCESSOR_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
     TAKES_LOTS_FIELD_NUMBER: _ClassVar[int]
     OTHER_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     preprocessor: str
     endpoint: str
     slots: int
     instance: str
     takes_lots: bool
     other_slots: int
-    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ..., instance: _Optional[str] = ..., takes_lots: _Optional[bool] = ..., other_slots: _Optional[int] = ...) -> None: ...
+    clock_s: float
+    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., slots: _Optional[int] = ..., instance: _Optional[str] = ..., takes_lots: _Optional[bool] = ..., other_slots: _Optional[int] = ..., clock_s: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "occupancy")

@@ -208,7 +208,7 @@ class JobStatus(_message.Message):
     def __init__(self, job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., message: _Optional[str] = ..., committed_steps: _Optional[int] = ..., num_steps: _Optional[int] = ..., committed_samples: _Optional[int] = ..., quarantined_samples: _Optional[int] = ..., num_shards: _Optional[int] = ..., indexed_shards: _Optional[int] = ..., first_loss: _Optional[float] = ..., last_loss: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., step_s: _Optional[float] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ..., spec_json: _Optional[str] = ..., planned_steps: _Optional[int] = ..., paused: _Optional[bool] = ..., generation: _Optional[int] = ..., topology_json: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., ranks: _Optional[_Iterable[_Union[RankStatus, _Mapping]]] = ..., sources: _Optional[_Iterable[_Union[SourceStatus, _Mapping]]] = ..., up_s: _Optional[float] = ..., planned_bytes: _Optional[int] = ..., window_bytes: _Optional[int] = ..., snapshot: _Optional[_Union[_membership_pb2.Snapshot, _Mapping]] = ..., recoveries: _Optional[_Iterable[_Union[_membership_pb2.Recovered, _Mapping]]] = ..., forecast_step_s: _Optional[float] = ..., measured_step_s: _Optional[float] = ..., warning: _Optional[str] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., mixture_json: _Optional[str] = ...) -> None: ...
 
 class PreprocessorStatus(_message.Message):
-    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy", "late", "silent", "kept")
+    __slots__ = ("preprocessor", "endpoint", "samples_decoded", "bytes_decoded", "store_bytes", "store_budget_bytes", "leases", "slots", "occupancy", "late", "silent", "kept", "release", "clock_ahead_s")
     PREPROCESSOR_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_DECODED_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +221,8 @@ class PreprocessorStatus(_message.Message):
     LATE_FIELD_NUMBER: _ClassVar[int]
     SILENT_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_AHEAD_S_FIELD_NUMBER: _ClassVar[int]
     preprocessor: str
     endpoint: str
     samples_decoded: int
@@ -233,7 +235,9 @@ class PreprocessorStatus(_message.Message):
     late: int
     silent: bool
     kept: int
-    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ..., late: _Optional[int] = ..., silent: _Optional[bool] = ..., kept: _Optional[int] = ...) -> None: ...
+    release: str
+    clock_ahead_s: float
+    def __init__(self, preprocessor: _Optional[str] = ..., endpoint: _Optional[str] = ..., samples_decoded: _Optional[int] = ..., bytes_decoded: _Optional[int] = ..., store_bytes: _Optional[int] = ..., store_budget_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., slots: _Optional[int] = ..., occupancy: _Optional[_Union[_common_pb2.Occupancy, _Mapping]] = ..., late: _Optional[int] = ..., silent: _Optional[bool] = ..., kept: _Optional[int] = ..., release: _Optional[str] = ..., clock_ahead_s: _Optional[float] = ...) -> None: ...
 
 class SourceStatus(_message.Message):
     __slots__ = ("source", "share", "samples", "tokens", "image_patches", "mel_frames", "refused", "truncated", "filtered")
@@ -334,3 +338,41 @@ class UnitCosts(_message.Message):
     unit: str
     cost_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, unit: _Optional[str] = ..., cost_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class AboutRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServiceStatus(_message.Message):
+    __slots__ = ("release", "protocol", "leader", "term", "up_s", "clock_s", "embedded_store", "store_tells", "forgetful", "preprocessors")
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    UP_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_S_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDED_STORE_FIELD_NUMBER: _ClassVar[int]
+    STORE_TELLS_FIELD_NUMBER: _ClassVar[int]
+    FORGETFUL_FIELD_NUMBER: _ClassVar[int]
+    PREPROCESSORS_FIELD_NUMBER: _ClassVar[int]
+    release: str
+    protocol: int
+    leader: str
+    term: int
+    up_s: float
+    clock_s: float
+    embedded_store: bool
+    store_tells: bool
+    forgetful: _containers.RepeatedCompositeFieldContainer[StoreSetting]
+    preprocessors: _containers.RepeatedCompositeFieldContainer[PreprocessorStatus]
+    def __init__(self, release: _Optional[str] = ..., protocol: _Optional[int] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., up_s: _Optional[float] = ..., clock_s: _Optional[float] = ..., embedded_store: _Optional[bool] = ..., store_tells: _Optional[bool] = ..., forgetful: _Optional[_Iterable[_Union[StoreSetting, _Mapping]]] = ..., preprocessors: _Optional[_Iterable[_Union[PreprocessorStatus, _Mapping]]] = ...) -> None: ...
+
+class StoreSetting(_message.Message):
+    __slots__ = ("name", "value", "wanted")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    wanted: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ..., wanted: _Optional[str] = ...) -> None: ...

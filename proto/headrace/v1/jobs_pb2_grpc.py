@@ -100,6 +100,11 @@ class JobsStub:
                 request_serializer=headrace_dot_v1_dot_jobs__pb2.ShowPlanRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_jobs__pb2.ShowPlanReply.FromString,
                 _registered_method=True)
+        self.About = channel.unary_unary(
+                '/headrace.v1.Jobs/About',
+                request_serializer=headrace_dot_v1_dot_jobs__pb2.AboutRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_jobs__pb2.ServiceStatus.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -193,6 +198,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def About(self, request, context):
+        """Tell of the service itself: release, clock, store and preprocessors. Services of 0.1 have no such method.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -260,6 +272,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ShowPlan,
                     request_deserializer=headrace_dot_v1_dot_jobs__pb2.ShowPlanRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_jobs__pb2.ShowPlanReply.SerializeToString,
+            ),
+            'About': grpc.unary_unary_rpc_method_handler(
+                    servicer.About,
+                    request_deserializer=headrace_dot_v1_dot_jobs__pb2.AboutRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_jobs__pb2.ServiceStatus.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -613,6 +630,33 @@ class Jobs:
             '/headrace.v1.Jobs/ShowPlan',
             headrace_dot_v1_dot_jobs__pb2.ShowPlanRequest.SerializeToString,
             headrace_dot_v1_dot_jobs__pb2.ShowPlanReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def About(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Jobs/About',
+            headrace_dot_v1_dot_jobs__pb2.AboutRequest.SerializeToString,
+            headrace_dot_v1_dot_jobs__pb2.ServiceStatus.FromString,
             options,
             channel_credentials,
             insecure,

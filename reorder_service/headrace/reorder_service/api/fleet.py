@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.errors import HeadraceError, UserError
 from headrace.message_codec import rejection_value
 from headrace.observability.logs import pairs
 from headrace.outbox import Outbox
+from headrace.refusals import MOST_RELEASE, RELEASE
 from headrace.reorder_service.api.shard_lists import ShardLists
 from headrace.reorder_service.fleet.member import HEARTBEAT_S, Member, heartbeat_s
 from headrace.reorder_service.fleet.reports import check_hello, check_report
@@ -45,8 +47,9 @@ class FleetServicer(fleet_pb2_grpc.FleetServicer):
         service = self._leadership.service
         outbox = Outbox[fleet_pb2.FleetOrder]()
         pause_s = heartbeat_s(len(service.fleet.members))
+        release = str(dict(context.invocation_metadata() or ()).get(RELEASE, ""))[:MOST_RELEASE]
         outbox.put(_welcome(service, pause_s))
-        reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists, pause_s))
+        reader = asyncio.create_task(_read(service, aiter(messages), outbox, self._lists, pause_s, release))
         try:
             async for orders in outbox.batches():
                 yield fleet_pb2.FleetOrders(orders=orders)
@@ -63,10 +66,11 @@ async def _read(
     outbox: Outbox[fleet_pb2.FleetOrder],
     lists: ShardLists,
     pause_s: float = HEARTBEAT_S,
+    release: str = "",
 ) -> None:
     """Handle the reports of one preprocessor until its stream ends. It leaves the fleet then, unless it was dismissed before.
 
-    `pause_s`: from one heartbeat to the next, as it was told.
+    `pause_s`: from one heartbeat to the next, as it was told. `release`: that it says it is of.
     """
     member: Member | None = None
     why = LOST
@@ -86,7 +90,7 @@ async def _read(
                 if (member is None) != (kind == "hello"):
                     raise UserError(f"the stream of a preprocessor begins with its one hello, got {kind or 'nothing'}")
                 if member is None:
-                    member = _join(service, report.hello, outbox, pause_s)
+                    member = _join(service, report.hello, outbox, pause_s, release)
                     hello_due.cancel()
                 elif kind is not None:
                     _hear(service, member, kind, getattr(report, kind), lists)
@@ -116,7 +120,9 @@ def _lengthen_pauses(service: ReorderService) -> None:
             member.send(_welcome(service, pause_s))
 
 
-def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder], pause_s: float) -> Member:
+def _join(
+    service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_pb2.FleetOrder], pause_s: float, release: str = ""
+) -> Member:
     check_hello(hello)
 
     def introduce(job: str) -> fleet_pb2.FleetOrder:
@@ -132,6 +138,8 @@ def _join(service: ReorderService, hello: fleet_pb2.Hello, outbox: Outbox[fleet_
         introduce=introduce,
         dismiss=outbox.end,
         instance=hello.instance,
+        release=release,
+        clock_ahead_s=hello.clock_s - time.time() if hello.clock_s else None,
         takes_lots=hello.takes_lots,
         heartbeat_s=pause_s,
     )

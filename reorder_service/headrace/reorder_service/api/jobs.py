@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 
 from headrace import message_codec
+from headrace.admission import PROTOCOL, release
 from headrace.errors import LimitError, NotFoundError, UserError
 from headrace.execution_spec import load_execution_json
 from headrace.manifest import PAGE_SHARDS
@@ -20,6 +21,7 @@ from headrace.reorder_service.jobs.sessions import Session
 from headrace.reorder_service.jobs.stopping import to_its_end
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.store.durability import DURABLE
 from headrace.reorder_service.store.finished_jobs import JobNote, Summary
 from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import stream_method, unary_method
@@ -31,7 +33,8 @@ LIST_PAGE = 200  # jobs of a reply: also with a thousand ranks and preprocessors
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
-    """Serves requests about jobs: submit, show, list, change, cancel, delete, and read manifest, ledger, quarantine and plans."""
+    """Serves requests about the service and about jobs: submit, show, list, change, cancel, delete, and read manifest, ledger,
+    quarantine and plans."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
@@ -176,6 +179,26 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             costs=[jobs_pb2.UnitCosts(unit=unit, cost_s=values) for unit, values in step.costs.items()],
         )
 
+    @unary_method
+    async def About(self, request: jobs_pb2.AboutRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ServiceStatus:
+        service = self._leadership.service
+        database = service.store.database
+        forgetful = await database.forgetful_settings()
+        return jobs_pb2.ServiceStatus(
+            release=release(),
+            protocol=PROTOCOL,
+            leader=self._leadership.leader.split()[0],
+            term=database.term,
+            up_s=time.monotonic() - service.began_s,
+            clock_s=time.time(),
+            embedded_store=database.is_embedded,
+            store_tells=forgetful is not None,
+            forgetful=[
+                jobs_pb2.StoreSetting(name=name, value=value, wanted=DURABLE[name]) for name, value in (forgetful or {}).items()
+            ],
+            preprocessors=map(_preprocessor_status, service.fleet.members.values()),
+        )
+
     async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
         service = self._leadership.service
         nodes = service.nodes[run.name]
@@ -236,6 +259,8 @@ def _preprocessor_status(member: Member) -> jobs_pb2.PreprocessorStatus:
         late=len(member.overdue),
         silent=member.silent,
         kept=len(member.kept),
+        release=member.release,
+        clock_ahead_s=member.clock_ahead_s,
     )
 
 

@@ -131,6 +131,10 @@ class Member:
     """Identifies the member's process: only the same process may take over the name while the member is connected."""
     other_slots: int = 0
     """0: as many as `slots`."""
+    release: str = ""
+    """The release that the member says it is of; empty: it does not say."""
+    clock_ahead_s: float | None = None
+    """Its clock less that of this process when it connected; None: it does not say."""
     takes_lots: bool = False
     """Whether it takes works that can be broken up as a whole; one of an older release does not."""
     leases: dict[str, Work] = field(default_factory=dict)

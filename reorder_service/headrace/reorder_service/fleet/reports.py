@@ -53,6 +53,8 @@ def check_hello(hello: fleet_pb2.Hello) -> None:
     check_endpoint(hello.endpoint)
     if not 1 <= hello.slots <= MOST_SLOTS:
         raise UserError(f"preprocessor {hello.preprocessor!r} must have 1 to {MOST_SLOTS} slots, got {hello.slots}")
+    if not 0 <= hello.clock_s <= MOST_COUNT:
+        raise UserError(f"preprocessor {hello.preprocessor!r} must have a clock of 0 to {MOST_COUNT} s, got {hello.clock_s}")
     if not 0 <= hello.other_slots <= MOST_SLOTS:
         raise UserError(f"preprocessor {hello.preprocessor!r} may have 0 to {MOST_SLOTS} other_slots, got {hello.other_slots}")
 

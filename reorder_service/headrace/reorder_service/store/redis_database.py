@@ -28,10 +28,11 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import ExponentialBackoff
-from redis.exceptions import BusyLoadingError, RedisError, ResponseError
+from redis.exceptions import BusyLoadingError, RedisError
 
 from headrace.errors import ConflictError, SupersededLeaderError, UnavailableError, UserError
 from headrace.observability.logs import pairs
+from headrace.reorder_service.store.durability import DURABLE, forgetful_settings
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 from headrace.reorder_service.store.store_refusal import store_refusal
 
@@ -47,8 +48,6 @@ _LOAD_TIMEOUT_S = 60.0  # a server reads a ledger of a million steps in less
 _FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB, sentinel://HOST:PORT,.../NAME/DB nor embedded:FOLDER"
 _TERM, _LEADER, _WRITES = "headrace:term", "headrace:leader", "headrace:writes"
 _FORMAT = "headrace:format"
-_DURABLE = {"appendonly": "yes", "appendfsync": "always", "maxmemory-policy": "noeviction"}
-"""Redis settings with which a server keeps every commit."""
 
 log = logging.getLogger(__name__)
 
@@ -157,6 +156,18 @@ class Database:
             raise UnavailableError(
                 f"the embedded store's server has ended: {why}; start the reorder service again: nothing is lost"
             )
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the server is a private one of this process."""
+        return self._embedded is not None
+
+    async def forgetful_settings(self) -> dict[str, str] | None:
+        """Return the server's settings, of now, with which it may forget commits; None where it does not tell them."""
+        try:
+            return await forgetful_settings(self.client)
+        except RedisError as err:
+            raise UnavailableError(f"the state store refuses or does not answer: {err}") from err
 
     async def close(self) -> None:
         await self.client.aclose()
@@ -330,14 +341,9 @@ async def _check_format(client: redis.Redis, url: str) -> None:
 
 
 async def _warn_of_loss(client: redis.Redis) -> None:
-    """Log a warning where the server's settings let it forget commits; not where it does not tell them, as managed ones."""
-    try:
-        found = {name: (await client.config_get(name)).get(name, wanted) for name, wanted in _DURABLE.items()}
-    except ResponseError:
-        return
-    lacking = {name: value for name, value in found.items() if value != _DURABLE[name]}
-    if lacking:
-        wanted = " ".join(f"--{name} {_DURABLE[name]}" for name in lacking)
+    """Log a warning where the server's settings let it forget commits; not where it does not tell them."""
+    if lacking := await forgetful_settings(client):
+        wanted = " ".join(f"--{name} {DURABLE[name]}" for name in lacking)
         log.warning("the store may forget commits %s", pairs(**lacking, remedy=f"start Redis with {wanted}"))
 
 

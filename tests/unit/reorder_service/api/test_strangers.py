@@ -126,6 +126,8 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
         ({"slots": 2**31 - 1}, "slots, got 2147483647"),
         ({"other_slots": -1}, "other_slots, got -1"),
         ({"other_slots": 16385}, "other_slots, got 16385"),
+        ({"clock_s": -1.0}, "a clock of 0 to"),
+        ({"clock_s": float("nan")}, "a clock of 0 to"),
         ({"preprocessor": ""}, "must have a name"),
         ({"preprocessor": "p\n12:00:00 forged"}, "printable"),
         ({"preprocessor": "p" * 100_000}, "of 100000"),
