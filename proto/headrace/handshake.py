@@ -50,6 +50,16 @@ def shown_names(endpoint: str, own: Identity) -> list[str]:
         return []
 
 
+def shown_until(endpoint: str, own: Identity) -> datetime | None:
+    """Return when the certificate of the server at HOST:PORT runs out, in UTC; None if it shows none that `own` accepts."""
+    try:
+        with _connected(endpoint, own.present(), "") as secured:
+            shown: Any = secured.getpeercert() or {}
+    except OSError:  # which ssl.SSLError is
+        return None
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(shown["notAfter"]), UTC) if "notAfter" in shown else None
+
+
 def _mismatch(endpoint: str, papers: Papers | None, server: str) -> str:
     try:
         with _connected(endpoint, papers, server) as secured:

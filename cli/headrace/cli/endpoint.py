@@ -7,16 +7,29 @@ import os
 from pathlib import Path
 
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
+ENDPOINT = "HEADRACE_ENDPOINT"
+"""The variable of the environment that names the reorder service where no argument does."""
 TOKEN_HELP = (
     "with the cluster's secret, or that of this process's role (default: $HEADRACE_CLUSTER_TOKEN_FILE, or the secret itself in "
     "$HEADRACE_CLUSTER_TOKEN)"
 )
 
 
-def add_endpoint(parser: argparse.ArgumentParser, flag: str = "--endpoint", note: str = "") -> None:
-    """Add the arguments that name the reorder service, the file of the cluster's token and the folder of papers."""
-    help_text = f"the reorder service{note}; several on one store: HOST:PORT,HOST:PORT (default: %(default)s)"
-    parser.add_argument(flag, default=DEFAULT_ENDPOINT, metavar="HOST:PORT", help=help_text)
+def add_endpoint(
+    parser: argparse.ArgumentParser, *flags: str, note: str = "", otherwise: str | None = DEFAULT_ENDPOINT, without: str = ""
+) -> None:
+    """Add the arguments that name the reorder service, the file of the cluster's token and the folder of papers.
+
+    `flags`: names of the first of them; none: `--endpoint`. `note`: to add to its help. `otherwise`: its value where neither an
+    argument nor the environment names one; None: the help says `without`, what is done then.
+    """
+    last = without if otherwise is None else otherwise
+    parser.add_argument(
+        *(flags or ("--endpoint",)),
+        default=os.environ.get(ENDPOINT, "").strip() or otherwise,
+        metavar="HOST:PORT",
+        help=f"the reorder service{note}; several on one store: HOST:PORT,HOST:PORT (default: ${ENDPOINT}, else {last})",
+    )
     add_token_file(parser, TOKEN_HELP)
     add_tls(parser)
 

@@ -44,6 +44,7 @@ COMMANDS = {
     "bench": ("bench.bench", "measure what this machine can do: preprocessing, transports"),
     "certs": ("run.certs", "make and renew the certificates with which the services know each other (--tls)"),
     "health": ("run.health", "exit 0 if the service at an endpoint is serving"),
+    "doctor": ("doctor.doctor", "examine this installation, or a running stack: what is wrong, and what to do about it"),
 }
 _EXTRAS = {
     "preprocessor": "preprocessor",

@@ -22,7 +22,7 @@ REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this tim
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace preprocessor`."""
-    add_endpoint(parser, "--reorder", f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
+    add_endpoint(parser, "--reorder", "--endpoint", note=f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
     parser.add_argument(
         "--listen",
         default="127.0.0.1:0",

@@ -10,7 +10,7 @@ _WHOSE = {
     "train": "trainers; one that submits jobs or evaluates has its token in `submit`, too",
     "preprocess": "preprocessors, which take the file `train` by --tokens to know trainers; the token of `headrace preprocessor "
     "--engine ray` stands in `watch`, too, and that of `headrace.ray.submit` in `submit`",
-    "watch": "who only looks: `headrace top`, `audit`, `replay`, `scale`, `job list`, `job show`",
+    "watch": "who only looks: `headrace top`, `audit`, `replay`, `scale`, `doctor`, `job list`, `job show`",
 }
 
 

@@ -82,6 +82,14 @@ def bottleneck(looks: Sequence[Look]) -> Finding:
     return _standing(status) or _late_ranks(status) or _start(status) or _stalled(looks) or _slowest_part(looks)
 
 
+def is_held_up(looks: Sequence[Look]) -> bool:
+    """Whether something other than the trainers' own work holds up one job that has not ended; looks as for `bottleneck`."""
+    status = looks[-1].status
+    if _standing(status) or _late_ranks(status):
+        return True
+    return not _start(status) and (_stalled(looks) is not None or (data_wait(looks) or 0.0) >= WAITS)
+
+
 def is_over(status: JobStatus) -> bool:
     """Whether the job has ended, however it did."""
     return status.state in (jobs_pb2.JOB_STATE_DONE, jobs_pb2.JOB_STATE_FAILED, jobs_pb2.JOB_STATE_CANCELLED)
