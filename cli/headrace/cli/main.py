@@ -10,6 +10,7 @@ import sys
 TYPE_CHECKING = False  # typing's own would be imported before `main` can catch an interrupt
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Collection
     from typing import NoReturn
 
 # Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
@@ -59,6 +60,7 @@ _EXTRAS = {
     "replay": "preprocessor",
     "audit": "preprocessor",
 }
+_SHELLS = ("bash", "zsh", "fish")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
@@ -131,6 +133,15 @@ def _run(argv: list[str] | None) -> int:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
+    arguments = sys.argv[1:] if argv is None else argv
+    command = next((argument for argument in arguments if not argument.startswith("-")), "")
+    parsed = _parser({command}).parse_args(arguments)  # other modules need not be loaded: a health check comes every few seconds
+    parsed.arguments = arguments  # for a command that starts itself again
+    return parsed
+
+
+def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands. `loaded`: those that have their arguments."""
     import argparse  # imported here because it takes a moment too
 
     class Parser(argparse.ArgumentParser):
@@ -148,6 +159,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             print(f"headrace {release()}, protocol {PROTOCOL}")
             parser.exit()
 
+    class Completion(argparse.Action):
+        """Print the script of a shell that completes commands."""
+
+        def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> None:
+            from headrace.cli.completion import script
+
+            print(script(_parser(COMMANDS), str(shell)), end="")
+            parser.exit()
+
     parser = Parser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
@@ -157,18 +177,20 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--version", action=Version, nargs=0, help="say which release this is and which protocol it speaks, and exit"
     )
+    parser.add_argument(
+        "--completion",
+        action=Completion,
+        choices=_SHELLS,
+        help="print the script that completes these commands in a shell, and exit: `source <(headrace --completion bash)`",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    arguments = sys.argv[1:] if argv is None else argv
-    command = next((argument for argument in arguments if not argument.startswith("-")), "")
     for name, (module, line) in COMMANDS.items():
         sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
-        if name == command:  # the other modules need not be loaded, and a health check comes every few seconds
-            loaded = importlib.import_module(f"headrace.cli.{module}")
-            loaded.add_arguments(sub)
-            sub.set_defaults(run=loaded.run)
-    parsed = parser.parse_args(arguments)
-    parsed.arguments = arguments  # for a command that starts itself again
-    return parsed
+        if name in loaded:
+            found = importlib.import_module(f"headrace.cli.{module}")
+            found.add_arguments(sub)
+            sub.set_defaults(run=found.run)
+    return parser
 
 
 def _remedy(command: str) -> str:
