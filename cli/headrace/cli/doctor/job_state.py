@@ -26,7 +26,7 @@ def waits_for_preprocessors(status: JobStatus) -> bool:
 
 
 def jobs(looks: Sequence[Sequence[Look]]) -> Iterator[Diagnosis]:
-    """Tell of each job what holds it up, the faulty ones first, and of all together how fast they go.
+    """Tell of each job what holds it up, the faulty ones first, and how fast those go that were looked at twice.
 
     `looks`: of each job that `is_examined`, the earliest first.
     """
@@ -37,8 +37,8 @@ def jobs(looks: Sequence[Sequence[Look]]) -> Iterator[Diagnosis]:
     yield from found[:MAX_JOBS]
     if len(found) > MAX_JOBS:
         yield ok("jobs", f"{len(found) - MAX_JOBS} more, which are no worse")
-    if running := [one for one in looks if not is_over(one[-1].status) and one[-1].status.spec_json]:
-        yield _rates(running)
+    if trained := [one for one in looks if len(one) > 1]:
+        yield _rates(trained)
 
 
 def _job(looks: Sequence[Look]) -> Diagnosis:
@@ -57,11 +57,11 @@ def _job(looks: Sequence[Look]) -> Diagnosis:
     return ok(check, steps + finding.sentence, finding.remedy)
 
 
-def _rates(running: Sequence[Sequence[Look]]) -> Diagnosis:
-    decoded = sum(rate.samples_per_s for rate in decoding_rates(running[-1]).values())  # those of all jobs together
-    committed = sum(map(samples_per_s, running))
-    span_s = max(looks[-1].at_s - looks[0].at_s for looks in running)
-    steps = sum(map(steps_per_s, running))
+def _rates(trained: Sequence[Sequence[Look]]) -> Diagnosis:
+    decoded = sum(rate.samples_per_s for rate in decoding_rates(trained[-1]).values())  # those of all jobs together
+    committed = sum(map(samples_per_s, trained))
+    span_s = max(looks[-1].at_s - looks[0].at_s for looks in trained)
+    steps = sum(map(steps_per_s, trained))
     return ok(
         "rates", f"in {span_s:.1f} s: {committed:.1f} samples/s committed in {steps:.2f} steps/s, {decoded:.1f} samples/s decoded"
     )

@@ -18,4 +18,4 @@ async def forgetful_settings(client: redis.Redis) -> dict[str, str] | None:
         found = {name: (await client.config_get(name)).get(name, wanted) for name, wanted in DURABLE.items()}
     except ResponseError:
         return None
-    return {name: value for name, value in found.items() if value != DURABLE[name]}
+    return {name: str(value) for name, value in found.items() if value != DURABLE[name]}

@@ -112,7 +112,6 @@ def test_the_worst_jobs_come_first() -> None:
         ("job failed", State.WARNING),
         ("job untrained", State.WARNING),
         ("job demo", State.OK),
-        ("rates", State.OK),
     ]
     by_check = {one.check: one for one in found}
     assert by_check["job failed"].found == "failed after 10 steps: the disk is full"
