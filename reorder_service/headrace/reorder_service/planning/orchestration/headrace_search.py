@@ -305,7 +305,8 @@ def _compared(
     batches: indices of the first ones, and of all.
     """
     first, every = batches
-    found, placements = [], set[str]()
+    found: list[Judgement] = []
+    placements: set[str] = set()
     for one in sorted(_judged(steps, candidates, first, strategies, advance), key=lambda one: one.key):
         is_near = one.fits and one.step_s <= _NEAR * (found[0] if found else one).step_s
         if is_near or one.candidate.layout in certain or one.candidate.placement not in placements:

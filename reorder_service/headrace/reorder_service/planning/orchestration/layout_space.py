@@ -174,7 +174,8 @@ class _Exchanges:
         tp = widths(unit, demand.cluster.gpus_per_node)
         pp = stage_counts(unit.layers, demand.chunks)
         dp = np.arange(1, min(demand.cluster.num_gpus, demand.global_batch) + 1)
-        self._seconds = exchange_s(unit, demand.cluster, dp, *np.ix_(tp, pp, dp)[:2])
+        of_widths, of_stages = np.array(tp)[:, None, None], np.array(pp)[:, None]
+        self._seconds = exchange_s(unit, demand.cluster, dp, of_widths, of_stages)
         self._width_at, self._stages_at = np.zeros(max(tp) + 1, np.int64), np.zeros(max(pp) + 1, np.int64)
         self._width_at[tp], self._stages_at[pp] = np.arange(len(tp)), np.arange(len(pp))
 
