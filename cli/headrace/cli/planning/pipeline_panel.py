@@ -239,7 +239,7 @@ def _write_numbers(axes: Axes, panel: Panel, boxes: _Boxes) -> None:
 def _set_axes(axes: Axes, panel: Panel, rows: NDArray[np.float64]) -> None:
     drawn = np.flatnonzero(np.isfinite(rows))
     axes.set_ylim(float(rows[drawn].max()) + 0.6, -0.6)
-    axes.set_yticks(rows[drawn].tolist(), [panel.tracks.names[track] for track in drawn], fontsize=8, color=INK)
+    axes.set_yticks(rows[drawn].tolist(), [panel.tracks.names[track] for track in drawn.tolist()], fontsize=8, color=INK)
     axes.tick_params(axis="y", length=0)
     axes.tick_params(axis="x", colors=QUIET, labelsize=8)
     axes.spines[["top", "left", "right"]].set_visible(False)

@@ -73,7 +73,8 @@ class SharedStep:
     @property
     def peaks(self) -> Floats:
         """(S,) the most that any replica of a stage holds."""
-        return self.peak_memory.max(axis=0)
+        peaks: Floats = self.peak_memory.max(axis=0)
+        return peaks
 
     def timeline(self, num_microbatches: int) -> Timeline:
         """Return the actions as a timeline, in their own order; what stages hold after each of them is left out, as 0."""
