@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
 
-setup: $(VENV)/.imported  ## make .venv with Headrace and all it needs
+setup: $(VENV)/.imported $(VENV)/.compiled  ## make .venv with Headrace and all it needs
 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
@@ -41,8 +41,8 @@ $(VENV)/.compiled: $(VENV)/.base
 
 # The nursery of the tests imports whatever commands import, which writes its bytecode. To compile all that is installed takes four
 # times as long: most of it nobody imports.
-$(VENV)/.imported: $(VENV)/.installed $(VENV)/.compiled
-	@$(BIN)/python -m tests.nursery.commands < /dev/null
+$(VENV)/.imported: $(VENV)/.installed
+	@$(BIN)/python -c 'from tests.nursery import commands; commands.load()'
 	@touch $@
 
 # Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
@@ -54,7 +54,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
-suite: $(VENV)/.installed $(VENV)/.compiled  ## the tests alone
+suite: $(VENV)/.imported $(VENV)/.compiled  ## the tests alone
 	@$(PYTEST) --crew 3 --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes

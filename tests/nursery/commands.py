@@ -39,15 +39,20 @@ LATER = (
 """What commands import when they come to it."""
 
 
-def prepare() -> None:
-    """Import what any command may, and load all that is compiled. No thread is begun by it."""
+def load() -> None:
+    """Import what any command may, and load all that is compiled but the planner. No thread is begun by it."""
     for module, _ in command.COMMANDS.values():
         import_module(f"headrace.cli.{module}")
     for name in LATER:
         import_module(name)
-    kernels.warm_up()
     resample.warm_up()
     make_optimizer(nn.Linear(1, 1).parameters())  # imports as much as everything else
+
+
+def prepare() -> None:
+    """Be ready to fork commands."""
+    load()
+    kernels.warm_up()
 
 
 def run(arguments: Sequence[str], folder: str, log: str, environment: Mapping[str, str], errors: str = "") -> int:
