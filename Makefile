@@ -46,8 +46,8 @@ $(VENV)/.imported: $(VENV)/.installed
 	@touch $@
 
 # Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
-PLUGINS := pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin tests.crew.crew_plugin
-PYTEST := $(BIN)/python -m pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
+PLUGINS := xdist pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin
+PYTEST := $(BIN)/pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
 
 test: lint suite  ## style, types and layers, and the suite; what is left out for its time is in test-slow
 
@@ -55,10 +55,10 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
 suite: $(VENV)/.imported $(VENV)/.compiled  ## the tests alone
-	@$(PYTEST) --crew 3 --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
+	@$(PYTEST) -n 3 --dist loadfile --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
-	@$(PYTEST) --crew 2 -m slow
+	@$(PYTEST) -n 2 --dist loadfile -m slow
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
 # preprocessor does: it is installed first, and works with the newer one, of which pip warns.
@@ -80,7 +80,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
 unit: setup  ## the fast tests only
-	@$(PYTEST) --crew 3 tests/unit tests/architecture
+	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers
 

@@ -13,7 +13,7 @@ import socket
 
 import pytest
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy and torch are loaded: what has threads cannot be forked
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded; there is a worker for each processor
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
