@@ -45,6 +45,9 @@ $(VENV)/.imported: $(VENV)/.installed
 	@$(BIN)/python -c 'from tests.nursery import commands; commands.load()'
 	@touch $@
 
+demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
+	@$(BIN)/headrace demo
+
 # Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
 PLUGINS := xdist pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin
 PYTEST := $(BIN)/pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
