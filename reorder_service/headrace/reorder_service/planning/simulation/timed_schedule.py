@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from operator import attrgetter
 
 import numpy as np
 
@@ -38,7 +37,7 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     first = np.cumsum([0, *map(len, schedule)])
     actions = [action for of_stage in schedule for action in of_stage]
     stage = np.repeat(np.arange(len(graph)), np.diff(first))
-    fields = (map(attrgetter(name), actions) for name in ("kind", "microbatch", "chunk"))
+    fields = ((a.kind for a in actions), (a.microbatch for a in actions), (a.chunk for a in actions))
     kind, microbatch, chunk = (np.fromiter(values, np.int64, len(actions)) for values in fields)
     waits = _waits(graph, stage, kind, microbatch) if chunks == 1 else _waits_of_chunks(graph, chunks, schedule)
     row_of = executable_order(waits, first)
