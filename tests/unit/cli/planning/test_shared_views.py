@@ -29,7 +29,13 @@ COSTS = str(Path(__file__).parents[3] / "data" / "costs" / "chartqa_512.parquet"
 SHARED = ["--batch", "48", "--replicas", "2", "--microbatches", "6", "--stages", "encoder=1,llm=2", "--dp", "encoder=4"]
 SHARED += ["--on-llm", "encoder"]
 BOTH = pytest.mark.parametrize("order", [NESTED, COLOCATED])
-ALL = pytest.mark.parametrize(("shape", "order"), SHARED_STEPS)
+ALL = pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        pytest.param(shape, order, marks=[] if order == NESTED or shape == "in pieces" else pytest.mark.slow)
+        for shape, order in SHARED_STEPS
+    ],
+)
 
 
 def work_of_ranks(outcome: Outcome) -> dict[str, float]:
