@@ -23,8 +23,8 @@ from headrace.trainer import collectives
 from headrace.trainer.context.context_share import ContextShare
 from headrace.trainer.models.masked_attention import masked_attention
 
-TOKENS, RANKS, REPETITIONS = 65_536, 4, 3
-HEADS, KV_HEADS, WIDTH = 4, 2, 32
+TOKENS, RANKS, REPETITIONS = 65_536, 4, 2
+HEADS, KV_HEADS, WIDTH = 2, 2, 32
 SHARE_GOAL = 0.35
 TIMEOUT_S = 300.0
 
