@@ -1,4 +1,4 @@
-"""An encoder and an LLM of one's own, sharded by FSDP2 on the same ranks; each is given equal work, wherever its samples are.
+"""Encoders and an LLM of one's own, sharded by FSDP2 on the same ranks; each is given equal work, wherever its samples are.
 
 torchrun --nproc-per-node 2 examples/orchestrated_fsdp.py --endpoint 127.0.0.1:7070 --job fsdp
 
@@ -32,20 +32,35 @@ class Vision(nn.Module):
         return self.layers(data.patches.view(-1, self.layers[0].in_features) / 255)
 
 
+class Audio(nn.Module):
+    """Makes a row of each token of all recordings: so many mel frames, the last ones of a recording with silence behind."""
+
+    def __init__(self, spec, width: int) -> None:
+        super().__init__()
+        self.frames = spec.audio.frames_per_token
+        self.layer = nn.Linear(self.frames * spec.audio.mel_bins, width)
+
+    def forward(self, data) -> Tensor:
+        recordings = data.mel.float().split(data.mel_frames.tolist())
+        whole = [functional.pad(mel, (0, 0, 0, -len(mel) % self.frames)) for mel in recordings]
+        return self.layer(torch.cat(whole).view(-1, self.layer.in_features))
+
+
 class Llm(nn.Module):
-    """One decoder block; images are where their placeholders are, and a recording is no more than its placeholders."""
+    """One decoder block; what encoders make of images and recordings is where their placeholders are."""
 
     def __init__(self, vocabulary, width: int) -> None:
         super().__init__()
-        self.image_token = vocabulary.image_token
+        self.placeholders = {"vision": vocabulary.image_token, "audio": vocabulary.audio_token}
         self.embedding = nn.Embedding(vocabulary.size, width)
         self.block = nn.TransformerEncoderLayer(width, nhead=4, dim_feedforward=4 * width, dropout=0.0, norm_first=True)
         self.head = nn.Linear(width, vocabulary.size)
 
     def forward(self, data, tokens: dict[str, Tensor]) -> Tensor:
         """The summed loss of the targets: `labels` are shifted already, -100 is none."""
-        rows = (data.input_ids == self.image_token).nonzero().squeeze(1)
-        x = self.embedding(data.input_ids).index_copy(0, rows, tokens["vision"])
+        x = self.embedding(data.input_ids)
+        for encoder, rows in tokens.items():
+            x = x.index_copy(0, (data.input_ids == self.placeholders[encoder]).nonzero().squeeze(1), rows)
         sample = (data.position_ids == 0).cumsum(0)
         x = self.block(x, src_mask=~(sample[:, None] == sample).tril())
         return functional.cross_entropy(self.head(x), data.labels, reduction="sum")
@@ -64,7 +79,8 @@ def main() -> None:
     mesh = init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("shard",))
     with connect(args.endpoint, job=args.job) as loader:
         torch.manual_seed(loader.spec.seed)  # each rank keeps its shard of the same weights
-        encoders, llm = {"vision": Vision(loader.spec, 128)}, Llm(loader.vocabulary, 128)
+        encoders = {"vision": Vision(loader.spec, 128), "audio": Audio(loader.spec, 128)}
+        llm = Llm(loader.vocabulary, 128)
         fully_shard(llm.block, mesh=mesh)  # gathered by itself; the rest of a module as a whole
         model = OrchestratedModel(encoders, llm, mesh=mesh, spec=loader.spec, vocabulary=loader.vocabulary)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.2)

@@ -78,8 +78,9 @@ def test_what_does_not_fit_is_one_sentence_before_anything_is_computed(
 
 
 @pytest.mark.slow
-def test_a_job_goes_on_on_another_number_of_ranks_and_in_a_pipeline(calm, spec, tmp_path: Path, headrace) -> None:
-    """The ledger and the losses are those of a job that one process has trained without a stop."""
+@pytest.mark.timeout(300)
+def test_a_job_goes_on_on_another_number_of_ranks(calm, spec, tmp_path: Path, headrace) -> None:
+    """The losses are those of a job that one process has trained without a stop."""
     [alone] = trained(calm, tmp_path, calm.submit(spec("resumed-whole", steps=4, topology=planned(1))), 1)
     folder = tmp_path / "checkpoints"
     job = calm.submit(spec("resumed-fsdp", steps=4, topology=planned(4), execution=FSDP))
@@ -95,11 +96,12 @@ def test_a_job_goes_on_on_another_number_of_ranks_and_in_a_pipeline(calm, spec, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_validation_sets_and_frozen_units_in_bfloat16(calm, spec, tmp_path: Path) -> None:
     from headrace.cli.example import example_data
 
     execution = {**FSDP, "units": {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"checkpointing": True}}}
-    validation = {"held": {"sources": [{"path": str(example_data())}]}}
+    validation = {"held": {"sources": [{"path": str(example_data() / "sound-00000.tar")}]}}
     document = spec("fsdp-frozen", steps=2, topology=planned(2), execution=execution, validation=validation)
     logs = trained(calm, tmp_path, calm.submit(document), 2, "--precision", "bf16", "--evaluate-every", "1")
     assert len(losses(logs[0])) == 2
@@ -111,12 +113,12 @@ def test_validation_sets_and_frozen_units_in_bfloat16(calm, spec, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_example_trains_on_two_ranks_as_on_one(calm, spec, tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "examples" / "orchestrated_fsdp.py"
     printed = {}
     for ranks in (1, 2):
-        topology = {"replicas": ranks, "microbatches": 2, "stages": {"vision": 1, "llm": 1}}
-        job = calm.submit(spec(f"own-{ranks}", steps=3, global_batch=8, topology=topology, execution=FSDP))
+        job = calm.submit(spec(f"own-{ranks}", steps=3, global_batch=8, topology=planned(ranks), execution=FSDP))
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         command = [sys.executable, *launcher, str(script), "--endpoint", calm.endpoint, "--job", job]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
