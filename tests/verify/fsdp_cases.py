@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.model_shape import ModelShape
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
@@ -17,7 +18,7 @@ from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.stage import PROJECTORS, TRUNKS
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
-from tests.verify.batches import IMAGE_TOKEN, costs_of, enlarge, make_row, packed, whole_model
+from tests.verify.batches import IMAGE_TOKEN, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import FROZEN, frozen_in
 from tests.verify.comparison import ENTRIES
 
@@ -51,6 +52,8 @@ class FsdpCase:
     checkpointing: bool = False
     max_grad_norm: float = 1e9
     dropout: float = 0.0
+    layers: int = 0
+    """Of each unit; 0: as in the pipelines' cases."""
 
     def __str__(self) -> str:
         others = [self.moved, f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
@@ -62,6 +65,13 @@ class FsdpCase:
     @property
     def units(self) -> tuple[str, ...]:
         return (*self.encoders, LLM)
+
+    @property
+    def shape(self) -> ModelShape:
+        """Of the compact model."""
+        if not self.layers:
+            return SHAPE
+        return replace(SHAPE, **{unit: replace(SHAPE.units[unit], layers=self.layers) for unit in ("vision", "audio", LLM)})
 
     @property
     def topology(self) -> dict[str, Any]:
@@ -133,7 +143,7 @@ def packed_rows(samples: tuple[int, ...], encoders: tuple[str, ...], unit: str |
 @lru_cache(maxsize=64)
 def one_process(case: FsdpCase) -> tuple[list[StepResult], dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Results, gradients of the first step, weights after the last: each global batch as one microbatch, nothing sharded."""
-    model = whole_model(dropout=case.dropout)
+    model = whole_model(case.shape, dropout=case.dropout)
     model.to_empty(device="cpu")
     initialise(model, SEED)
     enlarge(model)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo  # FSDP imports it when it first runs: here once for all processes
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -29,7 +30,7 @@ from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult, make_optimizer
-from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, SHAPE, VOCAB, enlarge, whole_model
+from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, VOCAB, enlarge, whole_model
 from tests.verify.fsdp_cases import LEARNING_RATE, SEED, STEPS, FsdpCase, packed_rows
 from tests.verify.processes import Processes
 
@@ -126,7 +127,7 @@ def model_of(case: FsdpCase, topology: PipelineTopology, mesh: DeviceMesh) -> Or
     """The compact model's units."""
     roots = {}
     for unit in topology.units:
-        make, layers = partial(whole_model, dropout=case.dropout), SHAPE.units[unit].layers
+        make, layers = partial(whole_model, case.shape, dropout=case.dropout), case.shape.units[unit].layers
         place = Place(unit, mesh.get_rank(), 0, 0)
         [stage] = build_stages(make, topology, place, (0, layers), seed=SEED, device=CPU, slices=None)
         enlarge(stage)

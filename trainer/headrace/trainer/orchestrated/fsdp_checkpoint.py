@@ -115,4 +115,4 @@ def _own(checkpoint: Checkpoint, key: TensorKey, parameter: nn.Parameter) -> Ten
 
 
 def _shard(tensor: Tensor) -> Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -137,11 +137,11 @@ class OrchestratedModel(nn.Module):
                 "the loss does not depend on what learns, so that other ranks would wait for this one's backward: let the LLM's "
                 "module use `tokens` also where there are none, as index_copy does, and its weights where there is no target"
             )
-        loss.loss_sum.backward()
+        torch.autograd.backward(loss.loss_sum)
         for unit in reversed(sent):
             if self.learns[unit]:
                 rows, arrived = sent[unit].rows, sent[unit].arrived
-                rows.backward(torch.zeros_like(rows) if arrived.grad is None else arrived.grad)
+                torch.autograd.backward(rows, torch.zeros_like(rows) if arrived.grad is None else arrived.grad)
         self._loss_sum += loss.loss_sum.detach()
         self._target_weight += loss.target_weight
 

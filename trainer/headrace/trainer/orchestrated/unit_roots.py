@@ -163,4 +163,5 @@ def _packed(data: PackedMicrobatch) -> tuple[_OnHost, dict[str, Tensor]]:
 
 def _unpacked(entry: Any) -> PackedMicrobatch:
     host, payload = entry
-    return replace(host.data, **payload)
+    data: PackedMicrobatch = host.data
+    return replace(data, **payload)
