@@ -28,7 +28,7 @@ from headrace.jobs_client import JobsClient
 from headrace.processes import POLL_S, torchrun_environments
 from headrace.spec import parse_spec
 
-RANKS, PER_RANK, MODEL, MAX_PIXELS = 4, 8, "tiny", 448 * 448
+RANKS, PER_RANK, MODEL, MAX_PIXELS, MAX_TOKENS = 4, 8, "tiny", 896 * 896, 2048
 SKIP_STEPS, STEPS, QUICK_STEPS = 2, 12, 4
 SOURCES = {"pictures-00000.tar": 3, "speech-00000.tar": 2, "sound-00000.tar": 1, "text-00000.tar": 2}
 """Shards of the bundled example by their weight: photographs, recordings and texts, whose units differ most."""
@@ -83,6 +83,7 @@ def _trained(endpoint: str, name: str, strategy: str, steps: int) -> list[dict[s
         "strategy": strategy,
         "model": MODEL,
         "image": {"max_pixels": MAX_PIXELS},
+        "text": {"max_tokens": MAX_TOKENS},  # a longer one takes more than the others of a step together, whatever the plan
         "topology": {"replicas": RANKS, "microbatches": 1, "stages": {"vision": 1, "audio": 1, "llm": 1}},
         "execution": {"trainer": "fsdp", "correct_costs": False},
     }

@@ -43,7 +43,7 @@ class TimedModel(OrchestratedModel):
             def at_its_backward(_: Tensor) -> None:
                 self._begin_phase(f"{unit} backward")
 
-            sent.rows.register_hook(at_its_backward)
+            sent.rows.register_hook(at_its_backward)  # type: ignore[no-untyped-call]
         return sent
 
     def _loss(self, microbatch: OrchestratedMicrobatch, arrived: Any) -> StepLoss:

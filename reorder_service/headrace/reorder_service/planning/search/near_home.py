@@ -132,14 +132,16 @@ def level_within(weights: Floats, order: Ints, first: Ints, goal: float, ranks: 
     first: as for `deal_within`.
     """
     starts, loads = np.zeros(first[-1] + 1, np.int64), np.zeros(first[-1])
-    for rank in ranks:
-        starts[rank + 1] += 1
+    for item in range(ranks.size):
+        starts[ranks[item] + 1] += 1
+        loads[ranks[item]] += weights[item]
+    if loads.max() <= goal:
+        return
     starts = np.cumsum(starts)
     held, free = np.empty(ranks.size, np.int64), starts.copy()  # the samples of one rank after the other, by falling weight
     for item in order:
         held[free[ranks[item]]] = item
         free[ranks[item]] += 1
-        loads[ranks[item]] += weights[item]
     for node in range(first.size - 1):
         for _ in range(_SWAPS * (first[node + 1] - first[node])):
             heavy = light = first[node]

@@ -67,7 +67,7 @@ def batches(draw):
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(batches())
 def test_every_plan_is_sound(batch: Batch) -> None:
     slots = plan_slots(batch)
@@ -87,7 +87,7 @@ def test_every_plan_is_sound(batch: Batch) -> None:
     assert 0 <= predicted.bubble <= 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(batches())
 def test_the_step_is_the_sum_over_phases_of_the_slowest_rank(batch: Batch) -> None:
     slots, options = plan_slots(batch), batch.execution.post_balancing
