@@ -133,7 +133,7 @@ class Profile:
         """Yield what the user should know of the times, one sentence each."""
         for part, share in self.uncertainty.items():
             shortest_s = min(kind.times.forward_s[0] for kind in self.kinds if kind.times.part == part and kind.times.layers)
-            short = f", whose layers take {shortest_s * 1e3:.2f} ms a sample" if shortest_s < _SHORT_S else ""
+            short = f", whose layers take {shortest_s * 1e3:.2f} ms a sample," if shortest_s < _SHORT_S else ""
             if share > self.patience.within:
                 yield (
                     f"the times of {part}{short} are known to +-{share:.1%} only, not to the {self.patience.within:.1%} of "

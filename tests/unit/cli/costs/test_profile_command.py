@@ -152,7 +152,7 @@ def test_uncertain_times_are_said_to_be(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["profile", "tiny", *options]) == 0
     said = capsys.readouterr()
     assert said.err.count("\n") == 1
-    assert re.search(r"warning: the times of vision(, whose layers take \S+ ms a sample)? are known to \+-\S+% only", said.err)
+    assert re.search(r"warning: the times of vision(, whose layers take \S+ ms a sample,)? are known to \+-\S+% only", said.err)
     assert json.loads(said.out)["uncertainty"]["vision"] > 1e-9
 
 
