@@ -21,7 +21,7 @@ def test_a_profile_goes_into_a_job_whose_samples_stay_the_same(
 ) -> None:
     monkeypatch.setattr(profiled_batch, "PACKED_POSITIONS", 64)
     file = tmp_path / "tiny.json"
-    sizes = ["--tokens", "16,32,64", "--repeats", "3", "--vocab", "64", "--threads", "1"]
+    sizes = ["--tokens", "16,32,64", "--repeats", "3", "--seconds", "0", "--vocab", "64", "--threads", "1"]
     assert main(["profile", "tiny", *sizes, "--out", str(file)]) == 0
     job = tmp_path / "job.yaml"
     job.write_text(yaml.safe_dump(json.loads(spec("measured", steps=3).to_json())))

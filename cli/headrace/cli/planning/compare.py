@@ -72,12 +72,13 @@ examples:
   headrace compare --spec job.yaml --model 7b
   headrace compare s3://bucket/mixture --limit 4096 --model 8b --replicas 16 --num-stages 16
   headrace compare costs.parquet --schedule interleaved --chunks 2
-  headrace compare costs.parquet --placements all   # encoders on GPUs of their own, on the LLM's, and FSDP
+  headrace compare costs.parquet --placements all     # on GPUs of their own, on the LLM's, FSDP
 
 DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order
 above those of the best strategy: of the batch whose gain is the nearest to the mean.
 --placements compares one layout each: the LLM's stages are those that divide the GPUs, and every
-GPU has whole encoders. To have all of them searched, with weights, links and gradients: headrace orchestrate.
+GPU has whole encoders. To have all of them searched, with weights, links and gradients:
+headrace orchestrate.
 """
 
 

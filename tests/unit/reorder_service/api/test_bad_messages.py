@@ -292,9 +292,13 @@ WRONG: dict[str, tuple[str, Message | list[Message] | Build, Any, str]] = {
 """What is wrong: method, messages, and how the call ends."""
 
 
+ASKS_NOTHING = {"/headrace.v1.Jobs/About"}
+"""Methods whose message has no field, of which none can be wrong."""
+
+
 def test_the_table_has_every_method_of_the_reorder_service() -> None:
     asked = {f"/headrace.v1.{method}" for method, *_ in WRONG.values()}
-    assert asked == {method for method in METHODS if "Payload" not in method}
+    assert asked == {method for method in METHODS if "Payload" not in method and method not in ASKS_NOTHING}
 
 
 @pytest.mark.parametrize("wrong", WRONG)

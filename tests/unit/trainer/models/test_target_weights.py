@@ -22,7 +22,7 @@ from headrace.spec import JobSpec, parse_spec
 from headrace.trainer.integrations.model_inputs import check_no_weights, packed_inputs, weighted_loss
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.loading.packs import Padding, in_packs
-from headrace.trainer.loading.slices import ORDERS, padded_to_slices, rows_of_slices, slice_of
+from headrace.trainer.loading.slices import ORDERS, Balanced, padded_to_slices, rows_of_slices, slice_of
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.multimodal import MultimodalModel, build_model
 
@@ -118,12 +118,16 @@ def test_the_loss_of_the_compact_model_is_the_plain_one(model: MultimodalModel, 
         torch.testing.assert_close(gradient, want)
 
 
-def test_padding_and_slices_take_no_part_of_it(model: MultimodalModel, batch: PackedMicrobatch) -> None:
+def test_padding_and_slices_take_no_part_of_it(
+    model: MultimodalModel, processor: SampleProcessor, batch: PackedMicrobatch
+) -> None:
     padded = in_packs(batch, [[4], [5, 6]], Padding(pack_tokens=80, segment_tokens=80, token=9))
     torch.testing.assert_close(model(padded).loss_sum, model(batch).loss_sum)
     assert padded.target_weight == batch.target_weight
     for order in ORDERS.values():
         whole = padded_to_slices(batch, 2, order, 4, 9)
+        if isinstance(order, Balanced):
+            whole = order.with_mask(whole, job(weights=True), processor.vocabulary)
         slices = [slice_of(whole, rows, 0) for rows in rows_of_slices(whole, 2, order)]
         assert sum(one.target_weight for one in slices) == pytest.approx(batch.target_weight)
         assert all(torch.equal(one.target_weights > 0, one.labels != LABEL_IGNORED) for one in slices)

@@ -12,8 +12,8 @@ from headrace.reorder_service.planning.cost_model.least_squares import least_squ
 def fit_line(estimated_s: ArrayLike, measured_s: ArrayLike) -> tuple[float, float]:
     """Return the slope and the constant of measured seconds over (m,) estimated ones, by least squares of relative errors.
 
-    Neither is negative, and the constant is at most MOST_CONSTANT of the mean: what takes nearly as long whatever it is estimated
-    at would otherwise have no slope. Errors are relative because otherwise the longest time would outweigh all others.
+    The slope is positive, the constant not negative and at most MOST_CONSTANT of the mean: what takes as long whatever it is
+    estimated at would otherwise have no slope. Errors are relative because otherwise the longest time would outweigh all others.
 
     Raises ValueError unless all are finite and positive, and at least two.
     """
@@ -23,7 +23,7 @@ def fit_line(estimated_s: ArrayLike, measured_s: ArrayLike) -> tuple[float, floa
     columns = np.stack((x, np.ones_like(x)), axis=1) / y[:, None]
     scale = np.linalg.norm(columns, axis=0)
     slope, constant = (least_squares(columns / scale, np.ones(x.size)) / scale).tolist()
-    if constant > MOST_CONSTANT * y.mean():
-        constant = MOST_CONSTANT * float(y.mean())
+    if slope <= 0 or constant > MOST_CONSTANT * y.mean():
+        constant = min(constant, MOST_CONSTANT * float(y.mean()))
         slope = float((y.mean() - constant) / x.mean())
     return slope, constant

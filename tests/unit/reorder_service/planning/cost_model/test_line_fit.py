@@ -30,6 +30,10 @@ def test_times_that_do_not_grow_have_a_slope_all_the_same() -> None:
     assert slope * X.mean() + constant == pytest.approx(7.0)
 
 
+def test_times_that_fall_have_a_slope_all_the_same() -> None:
+    assert fit_line(X, [9.0, 1.0, 1.0, 1.0, 0.5])[0] > 0
+
+
 def test_times_that_grow_faster_than_the_estimate_have_no_negative_constant() -> None:
     assert fit_line(X, X**2)[1] == 0.0
 
