@@ -89,8 +89,9 @@ def test_a_job_goes_on_on_another_number_of_ranks(calm, spec, tmp_path: Path, he
     assert first == pytest.approx(losses(alone), rel=1e-4)
     for path in (folder / "step-00000004").iterdir():
         path.unlink()
-    done = headrace("job", "topology", job, "--replicas", "2", "--endpoint", calm.endpoint, timeout_s=60)
-    assert done.returncode == 0, done.stderr
+    for change in (["reset", job, "--step", "2"], ["topology", job, "--replicas", "2"]):
+        done = headrace("job", *change, "--endpoint", calm.endpoint, timeout_s=60)
+        assert done.returncode == 0, done.stderr
     second = losses(trained(calm, tmp_path, job, 2, "--resume", str(folder), "--shard-ranks", "1")[0])
     assert second == pytest.approx(losses(alone)[2:], rel=1e-4)
 
