@@ -142,7 +142,7 @@ bench-orchmllm: setup  ## measure plans for ranks that meet after every phase, b
 bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
-bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (three minutes)
+bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (some minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.context
 
 bench-forecast: setup  ## measure live jobs' forecast step time beside what their steps take: leave the machine alone meanwhile (eight minutes)

@@ -59,7 +59,7 @@ def section(*, quick: bool) -> Section:
                 name=f"sent and not planned, or planned and not sent, {name}",
                 value=abs(sent - planned),
                 unit="bytes",
-                rival=Rival(value=planned, source="planned"),
+                rival=Rival(value=planned, source="planned, as the ranks themselves reckon from plans and sizes"),
                 goal=at_most(0),
                 detail=f"{sent:,} sent in {steps} steps",
             )

@@ -1,7 +1,7 @@
-"""Checkpoints of FSDP ranks, in the files of a pipeline's (`pipeline.checkpoint_files`), so that each loads what the other saves.
+"""Checkpoints of FSDP ranks, in files of the form of a pipeline's (`pipeline.checkpoint_files`).
 
-Every rank writes its shards, and reads what any number of ranks has written. Weights and AdamW's moments are cut along their
-first dimension, as FSDP2 cuts them.
+To go on in a pipeline, or from one, has not been tried. Every rank writes its shards, and reads what any number of ranks has
+written. Weights and AdamW's moments are cut along their first dimension, as FSDP2 cuts them.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def train_fsdp(
 
     settings: of a topology file without units: `model`, `optimizer`, `dropout`. shard_ranks: over how many ranks weights are cut,
     between whose groups they are replicated; None: over all. Others: as in `pipeline_training.train_pipeline`; `resume` takes the
-    checkpoints of any number of ranks, and of pipelines.
+    checkpoints of any number of ranks.
 
     Raises UserError if the job is not planned for these ranks, and where job, model, checkpoint and device do not fit each other.
     """
