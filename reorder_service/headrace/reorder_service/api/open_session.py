@@ -58,7 +58,7 @@ async def open_session(service: ReorderService, request: sessions_pb2.OpenReques
         together=request.together,
     )
     if begin is not None:
-        run.sessions.note_begun(session, begin)
+        run.sessions.note_begun(session, begin, gave_state=bool(_states(request)))
     return sessions_pb2.OpenReply(
         session=session.id,
         generation=run.generation,

@@ -79,6 +79,7 @@ class Resuming:
 
         `states`: those that the rank can resume from. None: it goes on behind the last commit, with whatever weights. One: it
         goes on from that. Several: it goes on from the newest step of which all ranks have a state, and waits for these ranks.
+        With one or more it also waits for ranks that have begun elsewhere a moment ago and may yet load a state.
 
         Raises UserError for a negative step and too many states, and ConflictError where the samples that a state has consumed
         are not the job's, and where ranks have begun from another step or have none in common.
@@ -92,8 +93,7 @@ class Resuming:
             return 0, f"the preprocessors count the shards up to step {unknown}, with which its state ends"
         if len(states) <= 1:
             step = steps[0] if steps else self._cursor.committed
-            self._check_begun(rank, step)
-            return step, ""
+            return step, self._check_begun(rank, step, has_state=bool(steps))
         now_s = self._now_s()
         offered_s, offered = self._offers.get(rank, (-math.inf, ()))
         self._offers[rank] = now_s, steps
@@ -102,9 +102,10 @@ class Resuming:
         elif self._agreed[1] in steps and self._sessions.begun_elsewhere(rank, self._agreed[1]) is None:
             return self._agreed[1], ""
         begun = self._sessions.opened_at_step()
+        loading = {one for one in begun if one != rank and self._sessions.may_yet_load(one)}
         offers = {one: offered for one, (at_s, offered) in self._offers.items() if now_s - at_s < OFFER_S and one < num_ranks}
-        offers |= {one: (step,) for one, step in begun.items() if one != rank and step is not None}
-        awaited = (one for one in range(num_ranks) if one not in offers and one not in begun)
+        offers |= {one: (step,) for one, step in begun.items() if one != rank and step is not None and one not in loading}
+        awaited = (one for one in range(num_ranks) if one not in offers and (one not in begun or one in loading))
         if missing := list(itertools.islice(awaited, AWAITED_RANKS)):
             return 0, f"the states of rank {', '.join(map(str, missing))}, to go on from the newest step that all have"
         self._agreed = now_s, newest_common(offers)
@@ -162,15 +163,19 @@ class Resuming:
             self._batches.set_up_order()
         return self._batches.knows(step)
 
-    def _check_begun(self, rank: int, step: int) -> None:
-        """Raise ConflictError where another rank has begun from another step, and has not gone on since.
+    def _check_begun(self, rank: int, step: int, *, has_state: bool) -> str:
+        """Return what a rank has to wait for where another has begun from another step, and may yet load a state; else nothing.
 
-        A rank that comes back alone takes the others, which have gone on, back with it.
+        A rank that comes back alone takes the others, which have gone on, back with it. Raises ConflictError where another rank
+        has begun from another step, and has not gone on since.
         """
-        if (begun := self._sessions.begun_elsewhere(rank, step)) is not None:
-            other, at_step = begun
-            raise ConflictError(
-                f"rank {rank} goes on from step {step}, and rank {other} from step {at_step}: load that of step "
-                f"{min(step, at_step)} in all ranks, or give every rank its last states, to choose one that all have: "
-                "`StepLoader.load_newest_common`"
-            )
+        if (begun := self._sessions.begun_elsewhere(rank, step)) is None:
+            return ""
+        other, at_step = begun
+        if has_state and self._sessions.may_yet_load(other):
+            return f"the state of rank {other}, which has opened a session at step {at_step} without one a moment ago"
+        raise ConflictError(
+            f"rank {rank} goes on from step {step}, and rank {other} from step {at_step}: load that of step "
+            f"{min(step, at_step)} in all ranks, or give every rank its last states, to choose one that all have: "
+            "`StepLoader.load_newest_common`"
+        )

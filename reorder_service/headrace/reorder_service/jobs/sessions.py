@@ -14,6 +14,7 @@ from headrace.plan import LLM
 from headrace.reorder_service.jobs.planned_step import Place, PlannedPart, PlannedStep
 
 OPENING_S = 5.0  # for a rank to ask for plans after it opened a session: longer than a call may be retried
+LOADING_S = 30.0  # for a rank to load its checkpoint's state after it opened a session without one
 VACANT_POLL_S = 0.05
 
 
@@ -110,6 +111,8 @@ class Session:
     """Whether `take_batches` has returned the event that no step follows."""
     opened_at_step: int | None = None
     """Step from which a new process has begun with the session; None where the process has opened it again."""
+    gave_state: bool = False
+    """Whether that process named the state from which it goes on; one that has not may be about to load it."""
     next_step: int = 0
     data_wait_s: float = 0.0
     step_s: float = 0.0
@@ -320,9 +323,9 @@ class Sessions:
             if not self._lanes_at[place]:
                 del self._lanes_at[place]
 
-    def note_begun(self, session: Session, step: int) -> None:
-        """Note that a new process of a rank begins with a step."""
-        session.opened_at_step = step
+    def note_begun(self, session: Session, step: int, *, gave_state: bool = True) -> None:
+        """Note that a new process of a rank begins with a step; `gave_state`: with a state that it has loaded."""
+        session.opened_at_step, session.gave_state = step, gave_state
         self._begun.setdefault(step, {})[session.rank] = session
 
     def begun_elsewhere(self, rank: int, step: int) -> tuple[int, int] | None:
@@ -341,6 +344,13 @@ class Sessions:
             if not sessions:
                 del self._begun[at_step]
         return None
+
+    def may_yet_load(self, rank: int) -> bool:
+        """Return whether a connected rank's process has begun without a state so recently that it may be about to load one."""
+        session = self.by_rank.get(rank)
+        if session is None or session.opened_at_step is None or session.gave_state or session.next_step > session.opened_at_step:
+            return False
+        return session.is_live() and time.monotonic() < session.opened_s + LOADING_S
 
     def opened_at_step(self) -> dict[int, int | None]:
         """Return the step from which each connected rank's process has begun; None where it has gone on since."""

@@ -10,6 +10,7 @@ from headrace.errors import ConflictError, UserError
 from headrace.reorder_service.jobs.batches import content_of
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.resuming import OFFER_S, ResumeState, Resuming, newest_common
+from headrace.reorder_service.jobs.sessions import LOADING_S
 from headrace.sample import SampleRef
 from tests.unit.reorder_service.job_world import Start, consume, submit
 
@@ -81,6 +82,36 @@ async def test_ranks_that_begin_at_different_steps_are_told_the_older_one(start:
     with pytest.raises(ConflictError, match="rank 1 goes on from step 2, and rank 0 from step 3: load that of step 2"):
         run.resuming.begin(1, 2, [state(run, 2)])
     assert run.resuming.begin(1, 2, []) == (3, ""), "also where it has no state, as long as it begins there"
+
+
+async def test_a_rank_waits_for_one_that_has_opened_a_session_and_may_yet_load_its_state(start: Start) -> None:
+    """As in `with connect(...) as loader: loader.load_state_dict(...)`, which ranks do not do at the same moment."""
+    run = await job_at(start, 3)
+    session = run.open_session(0, 2)
+    run.sessions.note_begun(session, 3, gave_state=False)
+    awaited = "the state of rank 0, which has opened a session at step 3 without one a moment ago"
+    assert run.resuming.begin(1, 2, [state(run, 2)])[1] == awaited
+    assert run.resuming.begin(0, 2, [state(run, 2)]) == (2, ""), "rank 1 has no session yet"
+    run.sessions.note_begun(run.open_session(0, 2), 2)
+    assert run.resuming.begin(1, 2, [state(run, 2)]) == (2, "")
+
+
+async def test_several_states_await_the_rank_that_may_yet_load_its_own(start: Start) -> None:
+    run = await job_at(start, 3)
+    run.sessions.note_begun(run.open_session(0, 2), 3, gave_state=False)
+    both = [state(run, 1), state(run, 2)]
+    assert run.resuming.begin(1, 2, both)[1] == "the states of rank 0, to go on from the newest step that all have"
+    assert run.resuming.begin(0, 2, both) == (2, "")
+
+
+async def test_a_rank_that_never_loads_a_state_is_awaited_for_a_while_only(start: Start) -> None:
+    run = await job_at(start, 3)
+    session = run.open_session(0, 2)
+    run.sessions.note_begun(session, 3, gave_state=False)
+    session.begin_streaming()
+    session.opened_s -= LOADING_S
+    with pytest.raises(ConflictError, match="rank 1 goes on from step 2, and rank 0 from step 3"):
+        run.resuming.begin(1, 2, [state(run, 2)])
 
 
 async def test_a_rank_that_comes_back_alone_takes_those_back_with_it_that_have_gone_on(start: Start) -> None:

@@ -194,6 +194,11 @@ class PartFetcher:
             self._error = error
             self._ask_all()
 
+    def go_on(self) -> None:
+        """Fetch again after `fail`, as locations of other parts will be told."""
+        with self._lock:
+            self._error = None
+
     def close(self) -> None:
         """Stop fetching, and release every part, including those that the consumer has taken."""
         error = UnavailableError("the loader is closed")

@@ -161,8 +161,9 @@ class SessionLoader(StepLoader):
         self._left.set()
         self._client.leave()
         listening.join()
-        self._thread, self._ended = None, None
+        self._thread, self._ended, self._error = None, None, None  # another rank may have set the job back meanwhile
         self._drop_plans()
+        self._parts.go_on()
 
     def _drop_plans(self) -> None:
         """Forget all plans received, and give back what was fetched for them."""

@@ -84,11 +84,6 @@ class OrchestratedLoader:
 
     def __enter__(self) -> Self:
         self._places.__enter__()
-        try:
-            check_planned(self.spec, self._num_ranks)  # again, as it may have been planned anew since it was asked for
-        except BaseException:
-            self._places.__exit__(None, None, None)
-            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -96,12 +91,14 @@ class OrchestratedLoader:
 
     @property
     def spec(self) -> JobSpec:
-        """The job's spec; once open."""
-        return self._places.spec
+        """The job's spec. Raises UserError where it is not planned for these ranks, as it may have been planned anew."""
+        spec = self._places.spec
+        check_planned(spec, self._num_ranks)
+        return spec
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The job's vocabulary; once open."""
+        """The job's vocabulary."""
         return self._places.vocabulary
 
     @property
@@ -154,7 +151,7 @@ def connect(
     device: torch.device | None = None,
     transports: Sequence[str] = TRANSPORTS,
 ) -> OrchestratedLoader:
-    """Return the loader of one FSDP rank; as a context it is open.
+    """Return the loader of one FSDP rank; as a context it is closed behind it. Its session is opened by its first use.
 
     rank, num_ranks: None: those of torch.distributed. topology: None: that of the job. device: where samples are copied to; None:
     this rank's GPU, or the CPU if there is none. transports: as in `headrace.trainer.connect`.
