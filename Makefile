@@ -39,6 +39,11 @@ $(VENV)/.compiled: $(VENV)/.base
 	@PYTHONPATH=proto:reorder_service $(BIN)/python -m tests.nursery.kernels
 	@touch $@
 
+# What no service needs as it starts. Each test that comes to it would compile it, in several processes at the same time.
+$(VENV)/.searches: $(VENV)/.base
+	@PYTHONPATH=proto:reorder_service $(BIN)/python -m tests.nursery.search_kernels
+	@touch $@
+
 # The nursery of the tests imports whatever commands import, which writes its bytecode. To compile all that is installed takes four
 # times as long: most of it nobody imports.
 $(VENV)/.imported: $(VENV)/.installed
@@ -57,7 +62,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
-suite: $(VENV)/.imported $(VENV)/.compiled  ## the tests alone
+suite: $(VENV)/.imported $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
 	@$(PYTEST) -n 3 --dist loadfile --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
