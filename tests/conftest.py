@@ -18,7 +18,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, which children would inherit
-multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.verify.processes"])
+multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.nursery.preloaded"])
 
 
 def pytest_configure(config: pytest.Config) -> None:
