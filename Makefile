@@ -50,6 +50,11 @@ $(VENV)/.imported: $(VENV)/.installed
 	@$(BIN)/python -c 'from tests.nursery import commands; commands.load()'
 	@touch $@
 
+# The same for what tests import, and the tests themselves, whose asserts pytest rewrites: each process of the suite would do so.
+$(VENV)/.collected: $(VENV)/.imported
+	@$(PYTEST) --collect-only --quiet --quiet > $(VENV)/collected.log || { tail $(VENV)/collected.log; exit 1; }
+	@touch $@
+
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
@@ -62,7 +67,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
-suite: $(VENV)/.imported $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
+suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
 	@$(PYTEST) -n 3 --dist loadfile --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes

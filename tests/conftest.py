@@ -25,6 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Import what a process needs that runs tests: not the one that deals them out to others, which would take seconds for it."""
     if getattr(config.option, "numprocesses", None):
         return
+    gc.disable()  # until all is collected: nearly all that is made until then stays
     from hypothesis import settings
 
     import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
@@ -48,3 +49,4 @@ def pytest_collection_finish() -> None:
     """Have no later search for garbage look at 9,000 collected tests and the modules, which took half a second each time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
