@@ -68,7 +68,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
 suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
-	@$(PYTEST) -n 3 --dist loadfile --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
+	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
 	@$(PYTEST) -n 2 --dist loadfile -m slow

@@ -1,7 +1,7 @@
 """For every test: gRPC's own log stays out of the output, commands are started by exec, Ctrl-C is heard, hypothesis draws the
 same examples every time, for as long as they take, transformers finds a torchaudio that loads, torch takes one thread, what
-multiprocessing forks is forked from a process that has imported torch, tries are counted without a wait, and garbage is sought
-among what is new."""
+multiprocessing forks is forked from a process that has imported torch, tries are counted without a wait, files that wait come
+among files that compute, and garbage is sought among what is new."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,11 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in a shell's background it is ignored, which children would inherit
 multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.nursery.preloaded"])
+
+
+WAITING = Path(__file__).parent / "integration"
+LAST_WAITING = 0.85
+"""The share of all other files after which the last one of these begins."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,6 +49,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     counting = getattr(getattr(session.config, "failures_db", None), "sock", None)  # none without xdist
     if counting is not None:
         counting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a worker have files whose tests wait for other processes begin one by one among the others, and none of them last.
+
+    Those that wait together leave cores idle; whoever has one at the end is waited for.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    places: dict[Path, float] = {}
+    for waiting, share in ((True, LAST_WAITING), (False, 1.0)):
+        paths = list(dict.fromkeys(item.path for item in items if (WAITING in item.path.parents) == waiting))
+        places |= {path: share * number / len(paths) for number, path in enumerate(paths)}
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish() -> None:
