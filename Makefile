@@ -39,10 +39,20 @@ $(VENV)/.compiled: $(VENV)/.base
 	@PYTHONPATH=proto:reorder_service $(BIN)/python -m tests.nursery.kernels
 	@touch $@
 
+# What no service needs as it starts. Each test that comes to it would compile it, in several processes at the same time.
+$(VENV)/.searches: $(VENV)/.base
+	@PYTHONPATH=proto:reorder_service $(BIN)/python -m tests.nursery.search_kernels
+	@touch $@
+
 # The nursery of the tests imports whatever commands import, which writes its bytecode. To compile all that is installed takes four
 # times as long: most of it nobody imports.
 $(VENV)/.imported: $(VENV)/.installed
 	@$(BIN)/python -c 'from tests.nursery import commands; commands.load()'
+	@touch $@
+
+# The same for what tests import, and the tests themselves, whose asserts pytest rewrites: each process of the suite would do so.
+$(VENV)/.collected: $(VENV)/.imported
+	@$(PYTEST) --collect-only --quiet --quiet > $(VENV)/collected.log || { tail $(VENV)/collected.log; exit 1; }
 	@touch $@
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
@@ -57,11 +67,11 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
-suite: $(VENV)/.imported $(VENV)/.compiled  ## the tests alone
-	@$(PYTEST) -n 3 --dist loadfile --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
+suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
+	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
-test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
-	@$(PYTEST) -n 2 --dist loadfile -m slow
+test-slow: setup $(VENV)/.searches  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
+	@$(PYTEST) -n 2 --dist loadfile --thorough -m 'slow or hypothesis'
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
 # preprocessor does: it is installed first, and works with the newer one, of which pip warns.
@@ -82,7 +92,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
-unit: setup  ## the fast tests only
+unit: setup $(VENV)/.searches  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers

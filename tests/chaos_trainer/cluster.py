@@ -17,6 +17,8 @@ from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S
 from tests.nursery.nursery import Forked, Nursery
 from tests.wire import free_ports
 
+NURSERY = "tests.chaos_trainer.node_nursery"
+"""Of nodes and of all commands."""
 BUDGET_MIB = 64
 VALIDATION = "charts-00001.tar"
 """Of the bundled example: what jobs evaluate that are to."""
@@ -51,12 +53,17 @@ class ForkedService(Standing):
 
 
 class Cluster(StandingCluster):
-    """A Redis, reorder services and preprocessors, and a nursery of these and of nodes."""
+    """A Redis, reorder services and preprocessors, which are forks of a nursery, as nodes are."""
 
     nursery: Nursery
 
+    def __init__(self, keep: Path | None = None, nursery: Nursery | None = None) -> None:
+        """keep: for the logs; None: they are removed. nursery: of NURSERY, which outlives this; None: one of its own."""
+        super().__init__(keep)
+        self._lent = nursery
+
     def _start(self) -> None:
-        self.nursery = Nursery("tests.chaos_trainer.node_nursery", self.folder / "nursery.log")
+        self.nursery = self._lent or Nursery(NURSERY, self.folder / "nursery.log")
         redis_port, *ports = free_ports(1 + COUNT)
         settings = ["--port", str(redis_port), "--dir", str(self.folder), "--save", ""]
         redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")
@@ -76,7 +83,7 @@ class Cluster(StandingCluster):
         return self.processes[-1]
 
     def _end(self) -> None:
-        if hasattr(self, "nursery"):
+        if self._lent is None and hasattr(self, "nursery"):
             self.nursery.close()
         super()._end()
 

@@ -49,9 +49,13 @@ def _run(**order: Any) -> int:
     return _node(**order) if "node" in order else commands.run(**order)
 
 
-def _node(node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]]) -> int:
+def _node(
+    node: str, arguments: list[str], folder: str, leader: int, faults: list[dict[str, Any]], environment: dict[str, str]
+) -> int:
     """A process that is a node, or that forks the processes of one."""
     leave(Path(folder, f"{node}.log"))
+    os.environ.clear()
+    os.environ.update(environment)
     faulthandler.register(signal.SIGUSR1)  # where all its threads are, in its log
     strikes = Strikes(node, [Fault.of_dict(fault) for fault in faults], Path(folder), leader)
 

@@ -116,7 +116,7 @@ class Run:
         arguments += ["--nodes", str(self.folder / "nodes.yaml"), "--checkpoint", str(self.folder / "checkpoint")]
         faults = [fault.to_dict() for fault in self._case.faults]
         order = {"node": node, "arguments": arguments, "folder": str(self.folder), "leader": self._leader.popen.pid}
-        pid = self._cluster.nursery.fork(**order, faults=faults)
+        pid = self._cluster.nursery.fork(**order, faults=faults, environment=dict(os.environ))
         self._lives.append(_Life(node, pid))
 
     def _running(self) -> list[_Life]:

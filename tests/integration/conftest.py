@@ -21,6 +21,7 @@ from headrace.jobs_client import JobsClient
 from headrace.ledger import LedgerEntry, ledger_sha256
 from headrace.processes import Process, ProcessGroup
 from headrace.spec import JobSpec, parse_spec
+from tests.chaos_trainer.cluster import NURSERY
 from tests.nursery.forked_commands import HOOK, ForkedCommands
 from tests.redis_server import RedisServer
 from tests.wire import free_ports
@@ -143,7 +144,7 @@ class Cluster:
 def forked_commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkedCommands]:
     """Services and trainers are forks of a process that has imported what they import, which takes them seconds each. Those with
     variables of the environment that are read at an import are started as ever, as are all of a test that sets a PYTHONPATH."""
-    forked = ForkedCommands(tmp_path_factory.mktemp("nursery"))
+    forked = ForkedCommands(tmp_path_factory.mktemp("nursery"), NURSERY)
     start_command = processes.start_command
     read_late = processes.torchrun_environments(1, 1)[0].keys()
     path = os.environ.get("PYTHONPATH")

@@ -14,6 +14,7 @@ from tests.chaos_trainer.cases import Case, cases
 from tests.chaos_trainer.cluster import Cluster
 from tests.chaos_trainer.faults import Fault, Kind, Place, Where
 from tests.chaos_trainer.run import Run
+from tests.nursery.forked_commands import ForkedCommands
 
 pytestmark = pytest.mark.integration
 
@@ -49,8 +50,8 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def standing() -> Iterator[tuple[Cluster, References]]:
-    with Cluster() as cluster:
+def standing(forked_commands: ForkedCommands) -> Iterator[tuple[Cluster, References]]:
+    with Cluster(nursery=forked_commands.nursery) as cluster:
         yield cluster, References(cluster)
 
 

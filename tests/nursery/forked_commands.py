@@ -17,19 +17,25 @@ HOOK = "TESTS_HOOK"
 class ForkedCommands:
     """They have the environment and the working directory that this process has when they are started."""
 
-    def __init__(self, folder: Path) -> None:
-        """folder: for what they say."""
+    def __init__(self, folder: Path, module: str = "tests.nursery.commands") -> None:
+        """folder: for what they say. module: the nursery, which may have others than commands, too."""
         self._folder = folder
+        self._module = module
         self._nursery: Nursery | None = None
         self._numbers = itertools.count()
 
+    @property
+    def nursery(self) -> Nursery:
+        """Begun when it is first asked for."""
+        if self._nursery is None:
+            self._nursery = Nursery(self._module, self._folder / "nursery.log")
+        return self._nursery
+
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], errors: Path | None = None) -> Forked:
         """Start one. environment: further variables. errors: for what it writes to stderr; None: `log`. Raises TimeoutError."""
-        if self._nursery is None:
-            self._nursery = Nursery("tests.nursery.commands", self._folder / "nursery.log")
         files = {"log": str(log.absolute()), "errors": str(errors.absolute()) if errors else "", "folder": str(Path.cwd())}
-        pid = self._nursery.fork(arguments=[*arguments], environment={**os.environ, **environment}, **files)
-        return Forked(self._nursery, pid)
+        pid = self.nursery.fork(arguments=[*arguments], environment={**os.environ, **environment}, **files)
+        return Forked(self.nursery, pid)
 
     def run(self, *arguments: str, timeout_s: float = 100.0) -> subprocess.CompletedProcess[str]:
         """What becomes of one, and what it says. Raises TimeoutExpired; it is killed then."""

@@ -110,7 +110,7 @@ class Processes:
     def __init__(self, count: int, serve: Callable[[int, int, str, Connection], None] | None = None) -> None:
         """`serve`: what each runs; None: the cases of pipelines."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, "tests.verify.fsdp_processes"])  # one server is for both
+        context.set_forkserver_preload(["tests.nursery.preloaded"])
         self._folder = tempfile.TemporaryDirectory(prefix="headrace-verify-")
         store = str(Path(self._folder.name) / "store")
         pairs = [context.Pipe() for _ in range(count)]

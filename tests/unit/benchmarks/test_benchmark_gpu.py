@@ -6,6 +6,7 @@ import importlib
 import json
 import sys
 from collections.abc import Callable
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ GPUS = Target(device_type="cuda", num_gpus=2)
 
 @pytest.fixture(scope="module")
 def processes() -> CheckProcesses:
+    forkserver.ensure_running()  # with what other tests take of it, too
     return CheckProcesses()
 
 
