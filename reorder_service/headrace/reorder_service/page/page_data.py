@@ -8,6 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.admission import release
@@ -24,7 +25,7 @@ from headrace.reorder_service.api.job_statuses import (
 )
 from headrace.reorder_service.jobs.step_history import KEPT_STEPS
 from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.page.answers import FRESH_S, Answer
+from headrace.reorder_service.page.answers import FRESH_S, JSON, Answer
 from headrace.reorder_service.page.job_views import job_view, listed_view, preprocessors_view, quarantine_view
 from headrace.reorder_service.page.step_views import steps_view
 from headrace.reorder_service.page.timeline_view import Simulated, timeline_view
@@ -36,9 +37,23 @@ NAMES_S = 5.0  # between two looks for other finished jobs in the store
 MOST_LOOKS = 10  # at a job that does not go on: those of the last seconds, and the one since which it has not
 STEPS, MOST_REJECTIONS, REJECTIONS = 200, 1_000, 100
 READ_REJECTIONS = 10_000  # of a job, from which pages are cut: a larger quarantine is for `headrace job quarantine`
+REJECTIONS_PAGE = 100  # read at a time, between which the event loop has other turns
+REJECTIONS_S = 5.0  # between two times that a quarantine which grows is read
 KEPT_QUARANTINES, KEPT_TIMELINES = 4, 8
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    uid: str
+    total: int
+    read_s: float
+    rejected: list[Rejected]
+
+    def is_stale(self, uid: str, total: int) -> bool:
+        """Whether it is another job's of that name, or has changed since, and was not read just now."""
+        return uid != self.uid or (total != self.total and time.monotonic() - self.read_s >= REJECTIONS_S)
 
 
 class PageData:
@@ -53,7 +68,7 @@ class PageData:
         self._fleet_looks: list[Look] = []
         self._names: list[str] = []
         self._named: tuple[float, frozenset[str]] = (-math.inf, frozenset())
-        self._quarantines: OrderedDict[str, tuple[str, int, list[Rejected]]] = OrderedDict()
+        self._quarantines: OrderedDict[str, _Quarantine] = OrderedDict()
         self._simulated: OrderedDict[str, Simulated] = OrderedDict()
 
     def close(self) -> None:
@@ -113,9 +128,8 @@ class PageData:
             simulated = await self._in_thread(Simulated.of, step, run.planned_spec)
             _keep(self._simulated, name, simulated, KEPT_TIMELINES)
         forecast_s, measured_s = step.forecast_s, step.measured_s if step.index < run.cursor.committed else math.nan
-        return await self._in_thread(
-            lambda: Answer.of_value(timeline_view(simulated, forecast_s=forecast_s, measured_s=measured_s))
-        )
+        body = timeline_view(simulated, forecast_s=forecast_s, measured_s=measured_s).encode()
+        return await self._in_thread(Answer.of, body, JSON)
 
     async def quarantine(self, name: str, query: Mapping[str, str]) -> Answer:
         """Tell of the quarantined samples from the `first` on, `count` of them, in the order of the job's samples.
@@ -127,11 +141,11 @@ class PageData:
         service = self._leadership.service
         run = await service.load(name)
         total = await service.store.num_quarantined(name)
-        uid, known, rejected = self._quarantines.get(name, ("", -1, []))
-        if (uid, known) != (run.cursor.uid, total):
-            rejected = await self._read_quarantine(service, name)
-            _keep(self._quarantines, name, (run.cursor.uid, total, rejected), KEPT_QUARANTINES)
-        shown = rejected[first : first + count]
+        read = self._quarantines.get(name)
+        if read is None or read.is_stale(run.cursor.uid, total):
+            read = _Quarantine(run.cursor.uid, total, time.monotonic(), await self._read_quarantine(service, name))
+            _keep(self._quarantines, name, read, KEPT_QUARANTINES)
+        shown = read.rejected[first : first + count]
         return await self._in_thread(lambda: Answer.of_value(quarantine_view(shown, total, run.manifest.shards)))
 
     async def _in_thread(self, make: Callable[..., _T], *args: Any) -> _T:
@@ -170,7 +184,7 @@ class PageData:
 
     async def _read_quarantine(self, service: ReorderService, name: str) -> list[Rejected]:
         found: dict[str, Rejected] = {}
-        async for item in service.store.quarantine(name):
+        async for item in service.store.quarantine(name, REJECTIONS_PAGE):
             found[item.name] = item
             if len(found) >= READ_REJECTIONS:
                 break

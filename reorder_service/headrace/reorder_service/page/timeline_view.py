@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from headrace.plan import StepPlan, Topology
 from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
+from headrace.reorder_service.page.answers import encoded
 from headrace.reorder_service.page.job_views import figure
 from headrace.reorder_service.planning.batch import Batch, Slots, make_batch, slots_of
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
@@ -32,11 +33,12 @@ _Row = tuple[str, list[dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A plan, and the rows of its simulation; None where it cannot be simulated."""
+    """A plan and its simulation."""
 
     step: int
     plan: StepPlan
-    rows: Sequence[_Row] | None
+    rows_json: str | None
+    """A list of rows in JSON, made once; None where the plan cannot be simulated."""
     num_replicas: int
     in_measured_seconds: bool
     """Whether the costs are corrected by what the trainers have measured; else they are estimates."""
@@ -57,29 +59,29 @@ class Simulated:
         return cls(
             step=step.index,
             plan=plan,
-            rows=rows,
+            rows_json=None if rows is None else encoded([{"name": name, "actions": actions} for name, actions in rows]),
             num_replicas=len(plan.replicas),
             in_measured_seconds=bool(step.correction.units),
         )
 
 
-def timeline_view(simulated: Simulated, *, forecast_s: float, measured_s: float) -> dict[str, Any] | None:
-    """Return what the page shows of a simulated step; None where it cannot be simulated.
+def timeline_view(simulated: Simulated, *, forecast_s: float, measured_s: float) -> str:
+    """Return what the page shows of a simulated step, in JSON; null where it cannot be simulated.
 
     forecast_s, measured_s: of the step as a whole, NaN where they are not known. Trainers measure how long actions take and not
     when they begin: there are no measured rows.
     """
-    if simulated.rows is None:
-        return None
-    return {
+    if simulated.rows_json is None:
+        return "null"
+    about = {
         "step": simulated.step,
         "forecast_s": figure(forecast_s),
         "measured_s": figure(measured_s),
         "measured_costs": simulated.in_measured_seconds,
         "replicas": simulated.num_replicas,
-        "rows": [{"name": name, "actions": actions} for name, actions in simulated.rows],
         "measured_rows": None,
     }
+    return f'{encoded(about)[:-1]},"rows":{simulated.rows_json}}}'
 
 
 def _rows(step: PlannedStep, plan: StepPlan, formation: Formation | None, spec: JobSpec) -> list[_Row] | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 
 import pytest
 
 from headrace.errors import HeadraceError, NotFoundError
-from headrace.reorder_service.page.answers import FRESH_S, MOST_ANSWERS, Answer, Answers
+from headrace.reorder_service.page.answers import FRESH_S, MOST_ANSWERS, Answer, Answers, encoded
 
 
 def status_of(error: HeadraceError) -> int:
@@ -81,3 +82,11 @@ def test_an_etag_is_that_of_the_content() -> None:
     assert not Answer.of_error(404, "no").is_known_by("*")
     with pytest.raises(ValueError, match="JSON"):
         Answer.of_value(float("nan"))
+
+
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 250])
+def test_what_is_encoded_piece_by_piece_is_the_same(count: int) -> None:
+    flat = [{"rank": n, "name": "é", "step_s": None} for n in range(count)]
+    nested = {"rows": [{"name": str(n), "actions": list(range(count))} for n in range(count)], "flat": flat, "empty": {}}
+    assert json.loads(encoded(nested)) == nested
+    assert encoded(nested) == json.dumps(nested, separators=(",", ":"))
