@@ -349,7 +349,7 @@ class StateStore:
             step += 1
 
     async def quarantine(self, job: str, page: int = _NAMES_PAGE) -> AsyncIterator[Rejected]:
-        """Yield the quarantined samples, in no order and `page` at a time. One may come twice if the quarantine grows meanwhile."""
+        """Yield the quarantined samples, `page` at a time, in no order. One may come twice if the quarantine grows meanwhile."""
         async for name, fields in self._quarantined(job, page):
             reason, detail = refusal(fields["reason"], fields["detail"])
             yield Rejected(name=name, reason=reason, detail=detail, sample_id=fields["sample_id"], row=fields.get("row"))
