@@ -10,13 +10,11 @@ import logging
 import math
 import sys
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from headrace.errors import UnavailableError
 from headrace.identity import Identity
 from headrace.observability import metrics
-from headrace.observability.job_metrics import JobFigures
 from headrace.reorder_service import planning
 from headrace.reorder_service.api.fleet import FleetServicer
 from headrace.reorder_service.api.jobs import JobsServicer
@@ -24,6 +22,7 @@ from headrace.reorder_service.api.membership import MembershipServicer
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.job_figures import figures_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.keep_finished import KeepFinished
@@ -55,19 +54,6 @@ def _set_up_gauges(leadership: Leadership) -> None:
     def members() -> list[Member]:
         return list(leadership.active_service.fleet.members.values()) if leadership.active_service is not None else []
 
-    def figures() -> Iterator[JobFigures]:
-        for run in jobs():
-            if not run.cursor.is_over:
-                progress = run.cursor.progress
-                refused = Counter(dict(run.cursor.quarantined)) + Counter(dict(run.manifest.damaged))
-                yield JobFigures(
-                    job=run.name,
-                    committed_steps=run.cursor.committed,
-                    committed_samples=progress.samples,
-                    last_loss=progress.last_loss,
-                    quarantined={str(reason): count for reason, count in refused.items()},
-                )
-
     def steps() -> list[PlannedStep]:
         return [step for run in jobs() for step in list(run.cursor.steps.values())]
 
@@ -77,7 +63,7 @@ def _set_up_gauges(leadership: Leadership) -> None:
     metrics.LEADERS.set_function(lambda: leadership.active_service is not None)
     metrics.MEMBERS.set_function(lambda: len(members()))
     metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
-    metrics.JOB_FIGURES.source = figures
+    metrics.JOB_FIGURES.source = lambda: figures_of(jobs())
     metrics.JOBS.set_function(lambda: sum(not run.cursor.is_over for run in jobs()))
     metrics.PLANNED_STEPS.set_function(lambda: sum(step.plan is not None for step in steps()))
     metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})
