@@ -33,7 +33,7 @@ class LocalServices:
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, logs / "reorder.log"))
         endpoint = reorder.endpoint()
-        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--endpoint", endpoint]
+        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", endpoint]
         arguments += ["--threads", str(threads)] * (threads is not None) + ["--ucx"] * ucx
         children = [
             group.add(Process(f"preprocessor {number}", arguments, logs / f"preprocessor-{number}.log"))
