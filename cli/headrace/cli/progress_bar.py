@@ -1,4 +1,4 @@
-"""Progress of a command on standard error: a bar on a terminal, elsewhere a line now and then."""
+"""Progress of a command on standard error: a bar on a terminal, elsewhere a line now and then. Standard output is left alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class ProgressBar:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        is_log = not self._console.is_terminal
+        self._progress = Progress(*columns, console=self._console, transient=True, redirect_stdout=False, disable=is_log)
         self._what, self._done, self._total = "", 0, 0
         self._last_line_s = time.monotonic()
 
@@ -63,7 +64,7 @@ def working(what: str) -> Iterator[None]:
     console = Console(stderr=True)
     if console.is_terminal:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
             progress.add_task(what, total=None)
             yield
         return

@@ -68,7 +68,8 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     with ProgressBar() as bar:
         bar.begin("samples", 4)
         bar.advance(3)
+        print("result")
     with working("reading"):
         pass
     out, err = capsys.readouterr()
-    assert (out, "samples" in err, "3/4" in err, "reading" in err) == ("", True, True, True)
+    assert (out, "samples" in err, "3/4" in err, "reading" in err) == ("result\n", True, True, True)

@@ -128,7 +128,7 @@ def progress_of_shares() -> Iterator[Show]:
 
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("+- {task.fields[share]:.1%}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal) as progress:
         tasks = {}
         last_line_s = time.monotonic()
 

@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
             flush=True,
         )
     with EmulatedRanks(num_ranks) as ranks, ProgressBar() as bar:
-        bar.begin("steps emulated", args.steps)
+        if not say:
+            bar.begin("steps emulated", args.steps)
         for step in range(args.steps):
             rows = _rows(table, args.global_batch, step)
             batch = Problem.of(rows, whole.batch.topology, execution, seed=args.seed, pack_tokens=args.pack_tokens).batch
@@ -95,9 +96,10 @@ def run(args: argparse.Namespace) -> int:
             if step == 0:
                 ranks.warm_up(outcome)
             steps.append((outcome, ranks.run(outcome)))
-            bar.advance()
             if say:
                 print(_line(step, *steps[-1], EMULATED), flush=True)
+            else:
+                bar.advance()
     if args.trace is not None:
         _write_trace(args.trace, [measured for _, measured in steps], EMULATED)
     if args.out is not None:
