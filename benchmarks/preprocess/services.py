@@ -53,7 +53,7 @@ def services(preprocessors: Sequence[Sequence[str]], *, cores: Sequence[str] = (
         endpoint = reorder.endpoint()
         started = []
         for number, extra in enumerate(preprocessors):
-            arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", endpoint, *extra]
+            arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--endpoint", endpoint, *extra]
             started.append(group.add(Process(f"preprocessor {number}", arguments, logs / f"preprocessor-{number}.log")))
             pin(started[-1].pid, cores[number] if cores else "")
         for process in started:

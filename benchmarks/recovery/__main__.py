@@ -58,7 +58,7 @@ class Cluster:
         return self._group.add(Process("reorder service", arguments, self._folder / f"reorder-{time.monotonic_ns()}.log"))
 
     def _start_preprocessor(self) -> Process:
-        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", self.endpoint, "--threads", "1"]
+        arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--endpoint", self.endpoint, "--threads", "1"]
         process = self._group.add(Process("preprocessor", arguments, self._folder / f"preprocessor-{time.monotonic_ns()}.log"))
         process.endpoint()
         return process

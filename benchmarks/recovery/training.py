@@ -91,7 +91,7 @@ class Services:
         self._data = write_epoch(folder / "epoch.tar")
         self._log = Log(service.log)
         for number in range(2):
-            arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", self.endpoint, "--threads", "1"]
+            arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--endpoint", self.endpoint, "--threads", "1"]
             group.add(Process("preprocessor", arguments, folder / f"training-preprocessor-{number}.log"))
 
     def submit(self, name: str, stages: int) -> str:

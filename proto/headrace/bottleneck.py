@@ -107,7 +107,7 @@ def _standing(status: JobStatus) -> Finding | None:
         planned = f"{_count(status.planned_steps, 'planned step')} left" if status.planned_steps else "no step is planned"
         return Finding(sentence=f"paused, {planned}", remedy=f"`headrace job resume {status.job}` goes on")
     if not status.preprocessors:
-        start = f"start one with `headrace preprocessor --reorder {status.leader}`"
+        start = f"start one with `headrace preprocessor --endpoint {status.leader}`"
         return Finding(sentence="no preprocessor is connected", remedy=start)
     if status.state == jobs_pb2.JOB_STATE_INDEXING:
         if not status.num_shards:

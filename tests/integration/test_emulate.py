@@ -72,7 +72,7 @@ def test_a_unit_with_replicas_of_its_own_has_a_process_for_each(costs: Path, tmp
         (["--whole-backward"], "--whole-backward does not go with --emulate"),
         (["--time-scale", "0"], "--time-scale must be positive and finite, got 0.0"),
         (["--steps", "0"], "--steps must be at least 1, got 0"),
-        (["--batch", "17"], "--batch must be from 1 to the 16 rows"),
+        (["--batch", "17"], "--global-batch must be from 1 to the 16 rows"),
         (["--strategy", "fastest"], "no strategy 'fastest'"),
     ],
 )

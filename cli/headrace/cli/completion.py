@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+SHELLS = ("bash", "zsh", "fish")
 _ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }
 autoload -Uz bashcompinit && bashcompinit
 """

@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from headrace.cli.former_names import also_called
+
 DEFAULT_ENDPOINT = "127.0.0.1:7070"
 ENDPOINT = "HEADRACE_ENDPOINT"
 """The variable of the environment that names the reorder service where no argument does."""
@@ -16,22 +18,38 @@ TOKEN_HELP = (
 
 
 def add_endpoint(
-    parser: argparse.ArgumentParser, *flags: str, note: str = "", otherwise: str | None = DEFAULT_ENDPOINT, without: str = ""
+    parser: argparse.ArgumentParser, *, note: str = "", otherwise: str | None = DEFAULT_ENDPOINT, without: str = ""
 ) -> None:
     """Add the arguments that name the reorder service, the file of the cluster's token and the folder of papers.
 
-    `flags`: names of the first of them; none: `--endpoint`. `note`: to add to its help. `otherwise`: its value where neither an
-    argument nor the environment names one; None: the help says `without`, what is done then.
+    `note`, `otherwise`, `without`: as for `name_endpoint`.
+    """
+    name_endpoint(parser, note=note, otherwise=otherwise, without=without)
+    add_token_file(parser, TOKEN_HELP)
+    add_tls(parser)
+
+
+def name_endpoint(
+    parser: argparse.ArgumentParser,
+    *,
+    what: str = "the reorder service",
+    note: str = "",
+    otherwise: str | None = DEFAULT_ENDPOINT,
+    without: str = "",
+) -> None:
+    """Add the argument `--endpoint` alone.
+
+    `what`, `note`: of what it is, in its help. `otherwise`: its value where neither an argument nor the environment names one;
+    None: the help says `without`, what is done then.
     """
     last = without if otherwise is None else otherwise
     parser.add_argument(
-        *(flags or ("--endpoint",)),
+        "--endpoint",
         default=os.environ.get(ENDPOINT, "").strip() or otherwise,
         metavar="HOST:PORT",
-        help=f"the reorder service{note}; several on one store: HOST:PORT,HOST:PORT (default: ${ENDPOINT}, else {last})",
+        help=f"{what}{note}; several on one store: HOST:PORT,HOST:PORT (default: ${ENDPOINT}, else {last})",
     )
-    add_token_file(parser, TOKEN_HELP)
-    add_tls(parser)
+    also_called(parser, "--endpoint", "--reorder")
 
 
 def add_token_file(parser: argparse.ArgumentParser, help_text: str) -> None:

@@ -11,7 +11,7 @@ TYPE_CHECKING = False  # typing's own would be imported before `main` can catch 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Collection
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -60,7 +60,6 @@ _EXTRAS = {
     "replay": "preprocessor",
     "audit": "preprocessor",
 }
-_SHELLS = ("bash", "zsh", "fish")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
@@ -144,8 +143,14 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     """Return the parser of all commands. `loaded`: those that have their arguments."""
     import argparse  # imported here because it takes a moment too
 
+    from headrace.cli.completion import SHELLS
+    from headrace.cli.help_format import HelpFormatter
+
     class Parser(argparse.ArgumentParser):
         """A parser that reports an error in one line, without the usage."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(formatter_class=HelpFormatter, **options)
 
         def error(self, message: str) -> NoReturn:
             self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
@@ -168,6 +173,21 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
             print(script(_parser(COMMANDS), str(shell)), end="")
             parser.exit()
 
+    class InstallCompletion(argparse.Action):
+        """Install that script for the user's shell, and say where."""
+
+        def __call__(self, parser: argparse.ArgumentParser, _: object, shell: object, *__: object) -> None:
+            from headrace.cli.completion import script
+            from headrace.cli.install_completion import install_for, shell_of
+            from headrace.errors import UserError
+
+            try:
+                name = str(shell or shell_of(os.environ))
+                print("\n".join(install_for(name, script(_parser(COMMANDS), name))))
+            except UserError as err:
+                parser.exit(EXIT_USER_ERROR, f"headrace: {err}\n")
+            parser.exit()
+
     parser = Parser(
         prog="headrace",
         description="Disaggregated data preprocessing and batch planning for multimodal LLM training.",
@@ -180,8 +200,15 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     parser.add_argument(
         "--completion",
         action=Completion,
-        choices=_SHELLS,
+        choices=SHELLS,
         help="print the script that completes these commands in a shell, and exit: `source <(headrace --completion bash)`",
+    )
+    parser.add_argument(
+        "--install-completion",
+        action=InstallCompletion,
+        nargs="?",
+        choices=SHELLS,
+        help="write that script where your shell ($SHELL, or the one named) finds it, say where and how to undo it, and exit",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():

@@ -1,14 +1,25 @@
-"""Progress of a command on standard error: a bar on a terminal, elsewhere a line every two seconds."""
+"""Progress of a command on standard error: a bar on a terminal, elsewhere a line now and then. Standard output is left alone."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
+PLAIN_INTERVAL_S = 10.0  # between lines where standard error is no terminal
 
 
 class ProgressBar:
@@ -17,7 +28,8 @@ class ProgressBar:
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=self._console, transient=True, disable=not self._console.is_terminal)
+        is_log = not self._console.is_terminal
+        self._progress = Progress(*columns, console=self._console, transient=True, redirect_stdout=False, disable=is_log)
         self._what, self._done, self._total = "", 0, 0
         self._last_line_s = time.monotonic()
 
@@ -35,7 +47,7 @@ class ProgressBar:
         self._progress.add_task(what, total=total)
         self._what, self._done, self._total = what, 0, total
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int = 1) -> None:
         """Count `count` more items as done."""
         self._done += count
         for task in self._progress.task_ids:
@@ -44,3 +56,28 @@ class ProgressBar:
         if self._progress.disable and now_s - self._last_line_s >= PLAIN_INTERVAL_S:
             self._last_line_s = now_s
             self._console.print(f"{self._what}: {self._done:,} of {self._total:,}", markup=False, highlight=False)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show during the block that a task goes on of which nobody knows how long it takes, and for how long it has."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True, redirect_stdout=False) as progress:
+            progress.add_task(what, total=None)
+            yield
+        return
+    began_s, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(PLAIN_INTERVAL_S):
+            console.print(f"{what}: {time.monotonic() - began_s:.0f} s so far", markup=False, highlight=False)
+
+    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()

@@ -89,7 +89,7 @@ def submit(
         spec = load_spec_yaml(Path(spec))
     elif not isinstance(spec, JobSpec):
         spec = parse_spec(dict(spec))
-    arguments = ["preprocessor", "--engine", "ray", "--reorder", endpoint, "--min", str(min), "--max", str(max), *options]
+    arguments = ["preprocessor", "--engine", "ray", "--endpoint", endpoint, "--min", str(min), "--max", str(max), *options]
     if known := address or _attached_to():
         arguments += ["--address", known]
     if cpus is not None:

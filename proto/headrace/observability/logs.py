@@ -46,7 +46,7 @@ def configure_logging(service: str, log_format: str = "") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """The fields of a log event. As text they read `a=1 b=two`, with values that hold blanks in quotes."""
+    """The fields of a log event. As text they read `a=1 b=two`, with values that hold blanks in quotes, and `c=-` for None."""
 
     values: Mapping[str, object]
 
@@ -108,7 +108,7 @@ def _text_formatter(service: str) -> logging.Formatter:
 
 
 def _quoted(value: object) -> str:
-    text = f"{value:.3f}" if isinstance(value, float) else str(value)
+    text = f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
     return '"' + text.replace('"', '\\"') + '"' if " " in text else text
 
 

@@ -1,9 +1,9 @@
 """Every Prometheus metric of Headrace. docs/metrics.md says how to read them.
 
 A process exports the metrics of its service: `with exported("127.0.0.1:9100", PREPROCESSOR)`. Names end in their unit, which is a
-base unit. The values of all labels are few and known beforehand: no job, no step, no shard. The code that does the work updates
-counters and histograms, from any thread, at about a microsecond each: once per part or shard, never once per byte. Gauges call
-their source when they are read (`watch`).
+base unit. The values of all labels are few and known beforehand: no step, no shard, and no job but the first ones that have not
+ended (`job_metrics`). The code that does the work updates counters and histograms, from any thread, at about a microsecond each:
+once per part or shard, never once per byte. Gauges call their source when they are read (`watch`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, start_http_server
 
 from headrace.errors import EndpointError
+from headrace.observability.job_metrics import JobsCollector
 from headrace.observability.logs import pairs
 from headrace.rpc import check_endpoint
 
@@ -117,6 +118,13 @@ STEP_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 JOBS = Gauge("headrace_reorder_jobs", "Jobs that have not ended.", registry=REORDER)
+JOB_FIGURES = JobsCollector()
+REORDER.register(JOB_FIGURES)
+COMMITTED_STEPS = Counter("headrace_reorder_committed_steps_total", "Steps committed, of all jobs.", registry=REORDER)
+COMMITTED_SAMPLES = Counter("headrace_reorder_committed_samples_total", "Samples of these steps.", registry=REORDER)
+QUARANTINED_SAMPLES = Counter(
+    "headrace_reorder_quarantined_samples_total", "Samples refused, of all jobs.", ["reason"], registry=REORDER
+)
 SAMPLES_PLACED = Counter(
     "headrace_reorder_samples_placed_total", "Samples of orders that preprocessors took.", ["shard"], registry=REORDER
 )

@@ -65,7 +65,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         try:
             super().__init__(location(listen, tls=papers is not None), **_secured(papers))
         except pa.ArrowException as err:
-            raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
+            raise EndpointError(
+                f"cannot listen on {listen}: the port is taken or not of this machine; --flight-port names another"
+            ) from err
 
     def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
         """Answer one call with the requested part. Flight calls it on a thread of the server for each call."""

@@ -23,6 +23,7 @@ from headrace.reorder_service.api.membership import MembershipServicer
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
+from headrace.reorder_service.jobs.job_figures import figures_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.jobs.stopping import stop_task
 from headrace.reorder_service.keep_finished import KeepFinished
@@ -66,6 +67,7 @@ def _set_up_gauges(leadership: Leadership) -> None:
     metrics.LEADERS.set_function(lambda: leadership.active_service is not None)
     metrics.MEMBERS.set_function(lambda: len(members()))
     metrics.LEASES.set_function(lambda: sum(len(member.leases) for member in members()))
+    metrics.JOB_FIGURES.source = lambda: figures_of(jobs())
     metrics.JOBS.set_function(lambda: sum(not run.cursor.is_over for run in jobs()))
     metrics.PLANNED_STEPS.set_function(lambda: sum(step.plan is not None for step in steps()))
     metrics.watch(metrics.PARTS, {"waiting": lambda: parts(placed=False), "placed": lambda: parts(placed=True)})

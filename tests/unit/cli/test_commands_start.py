@@ -103,6 +103,12 @@ def test_a_health_check_loads_little_since_it_comes_every_few_seconds(serving_en
     assert (done.returncode, done.stdout) == (0, "serving\n\n"), done.stderr
 
 
+def test_of_several_endpoints_one_that_serves_is_enough(serving_endpoint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["health", f"127.0.0.1:1,{serving_endpoint}"]) == 0
+    assert capsys.readouterr().out == f"127.0.0.1:1: not serving\n{serving_endpoint}: serving\n"
+    assert main(["health", "--endpoint", "127.0.0.1:1"]) == 1
+
+
 def test_the_release_and_its_protocol_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(["--version"])

@@ -10,7 +10,7 @@ from headrace.cli.endpoint import DEFAULT_ENDPOINT, ENDPOINT, add_endpoint
 from headrace.cli.main import COMMANDS, _parser
 
 POSITIONAL = {"job": ["list"], "audit": ["demo"], "replay": ["demo", "key"], "train": ["--job", "demo"]}
-ASKING = ("job", "top", "audit", "scale", "preprocessor", "train", "doctor")
+ASKING = ("job", "top", "audit", "scale", "preprocessor", "train", "doctor", "health")
 
 
 @pytest.mark.parametrize("command", ASKING)
@@ -23,7 +23,7 @@ def test_the_environment_names_the_service(command: str, monkeypatch: pytest.Mon
 
 
 def named(args: argparse.Namespace) -> str:
-    return str(args.reorder if args.command == "preprocessor" else args.endpoint)
+    return str(args.endpoint)
 
 
 def test_without_any_it_is_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

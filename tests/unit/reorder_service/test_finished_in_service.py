@@ -82,6 +82,31 @@ async def test_a_deleted_job_is_gone_for_everybody(start: Start) -> None:
     assert again.key != run.key
 
 
+@pytest.mark.parametrize("end", ["done", "cancelled"])
+async def test_the_name_of_a_deleted_job_begins_anew(end: str, start: Start) -> None:
+    service = await start()
+    Preprocessor(service=service, bad_rows={1, 2}).join()
+    run = await submit(service, join=False, steps=6)
+    await run.wait_ready()
+    await consume(run, run.open_session(0, 1), stop=None if end == "done" else 5)
+    await run.cancel()
+    assert run.cursor.state == end.upper()
+    old = await names(run)
+    assert (len(old), await service.store.num_quarantined("job")) == (6 if end == "done" else 5, 2)
+    await service.delete("job")
+    assert [key async for key in service.store.database.client.scan_iter("headrace:{job}:*")] == []
+    again = await submit(service, join=False, steps=3, seed=7)
+    await again.wait_ready()
+    assert (again.cursor.committed, again.cursor.progress.samples, again.generation) == (0, 0, run.generation)
+    assert (await names(again), await service.store.num_quarantined("job")) == ([], 0)
+    assert again.key != run.key
+    assert await consume(again, again.open_session(0, 1)) == [0, 1, 2]
+    new = await names(again)
+    assert (len(new), set(new) & set(old)) == (3, set())
+    later = await (await start()).load("job")
+    assert (later.cursor.state, later.cursor.committed, await names(later)) == ("DONE", 3, new)
+
+
 async def test_a_job_that_runs_is_not_deleted_before_it_is_cancelled(start: Start) -> None:
     service = await start()
     run = await submit(service)

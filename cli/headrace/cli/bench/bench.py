@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headrace.cli.costs.reading_options import add_reading_arguments, reading_spec
+from headrace.cli.former_names import also_called
 from headrace.cli.run.processors import usable_processors
 from headrace.errors import UserError
 
@@ -35,13 +36,11 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace bench` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
     preprocess = kinds.add_parser(
         "preprocess",
         help="reading, tokenising and decoding a data set, stage by stage",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_PREPROCESS_EPILOG,
     )
     preprocess.add_argument(
@@ -55,8 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=usable_processors(), metavar="N", help="beside one thread (default: all processors)"
     )
     add_reading_arguments(preprocess)
-    transport = kinds.add_parser("transport", help="payload from one process to another, by every transport")
-    transport.add_argument("--rounds", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
+    transport = kinds.add_parser(
+        "transport",
+        help="payload from one process to another, by every transport",
+        epilog="examples:\n  headrace bench transport\n  headrace bench transport --encrypted --repeats 5\n",
+    )
+    transport.add_argument("--repeats", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
+    also_called(transport, "--repeats", "--rounds")
     transport.add_argument(
         "--encrypted", action="store_true", help="with mutual TLS, but for the raw socket (default: plain text)"
     )
@@ -117,9 +121,9 @@ def _transport(args: argparse.Namespace) -> None:
     from headrace.cli.bench.bench_transport import MIB, SIZES, THREADS, measure
     from headrace.transport.base import SHARED_MEMORY
 
-    if args.rounds < 1:
-        raise UserError(f"--rounds must be at least 1, got {args.rounds}")
-    figures = measure(args.rounds, _say, encrypted=args.encrypted)
+    if args.repeats < 1:
+        raise UserError(f"--repeats must be at least 1, got {args.repeats}")
+    figures = measure(args.repeats, _say, encrypted=args.encrypted)
     if args.format == "json":
         print(json.dumps(dataclasses.asdict(figures) | {"verdict": transport_verdict(figures)}))
         return

@@ -50,12 +50,11 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace profile` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("model", metavar="MODEL", help=f"its size: {', '.join(MODEL_SHAPES)}")
     for unit, part in (("vision", "vision encoder"), ("audio", "audio encoder"), ("llm", "LLM")):
         parser.add_argument(
-            f"--{unit}", type=Path, metavar="PATH", help=f"take the {part} of a Hugging Face model, a folder with a config.json"
+            f"--{unit}", type=Path, metavar="DIR", help=f"take the {part} of a Hugging Face model, a folder with a config.json"
         )
     parser.add_argument("--units", metavar="UNIT,...", help="measure these only, of vision,audio,llm,generator (default: all)")
     parser.add_argument("--tokens", default=DEFAULT_TOKENS, metavar="N,...", help="positions of a sample (default: %(default)s)")
@@ -85,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="have so many other processes measure the same meanwhile, as ranks that share processor cores will (default: 0)",
     )
     parser.add_argument("--as-companion", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--spec", type=Path, metavar="SPEC.yaml", help="the job whose image and audio settings the model has")
+    parser.add_argument("--spec", type=Path, metavar="JOB.yaml", help="the job whose image and audio settings the model has")
     parser.add_argument("--vocab", type=int, metavar="N", help="size of the vocabulary (default: the model's, or 32000)")
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products, as in train (default: %(default)s)"

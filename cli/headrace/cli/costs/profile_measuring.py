@@ -120,16 +120,23 @@ def _memory_bytes(device: torch.device) -> float:
 
 @contextmanager
 def progress_of_shares() -> Iterator[Show]:
-    """Show on a terminal how much of what is measured is done, and how well it is known."""
+    """Show how much of what is measured is done, and how well it is known: on a terminal a bar, elsewhere a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
+    from headrace.cli.progress_bar import PLAIN_INTERVAL_S
+
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("+- {task.fields[share]:.1%}"))
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True, redirect_stdout=False, disable=not console.is_terminal) as progress:
         tasks = {}
+        last_line_s = time.monotonic()
 
         def show(what: str, done: float, share: float) -> None:
+            nonlocal last_line_s
+            if not console.is_terminal and time.monotonic() - last_line_s >= PLAIN_INTERVAL_S:
+                last_line_s = time.monotonic()
+                console.print(f"{what}: {done:.0%}, +- {share:.1%}", markup=False, highlight=False)
             if what not in tasks:
                 tasks[what] = progress.add_task(what, total=1.0, share=1.0)
             progress.update(tasks[what], completed=done, share=share)

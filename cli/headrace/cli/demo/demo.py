@@ -41,7 +41,6 @@ audio and text. Everything else is as the options here say.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace demo` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument(
         "path",
@@ -61,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="random (arrival order), disttrain, entrain, orchmllm, joint, taper or auto (default: %(default)s)",
     )
     parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of payload (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the global order and the model (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of the global order and the model (default: %(default)s)"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
     )

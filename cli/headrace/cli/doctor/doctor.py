@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 INSTALLATION, STACK = "installation", "stack"
 _EPILOG = """
 exit codes: 0 nothing is at fault, though there may be warnings, 1 something is, 2 an argument is wrong.
+
+examples:
+  headrace doctor
+  headrace doctor --endpoint 10.0.0.1:7070 --tls papers/client
+  headrace doctor --only installation --format json
 """
 
 

@@ -63,7 +63,7 @@ def store(status: ServiceStatus) -> Iterator[Diagnosis]:
 def preprocessors(status: ServiceStatus, endpoint: str, *, needed: bool) -> Iterator[Diagnosis]:
     """Tell whether preprocessors are connected. `needed`: whether a job waits for them."""
     members = status.preprocessors
-    start = f"start one with `headrace preprocessor --reorder {endpoint}`"
+    start = f"start one with `headrace preprocessor --endpoint {endpoint}`"
     if not members:
         if needed:
             yield fault("preprocessors", "none is connected, and jobs wait for one", start)

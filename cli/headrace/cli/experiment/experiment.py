@@ -21,13 +21,16 @@ SIMULATED means that no GPU has run it; COMPUTED needs none; MEASURED is the tim
 Published figures are those of the papers' text and tables. Where a row makes a claim, the column `claim` has how far ours may be
 from it, and whether it holds. Below the table stands what was assumed or fitted, and where a paper contradicts itself.
 
+examples:
+  headrace experiment disttrain-fig17
+  headrace experiment oobleck-table2.2 --format json
+
 experiments:
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace experiment` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG + "\n".join(_lines())
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of the experiments below")
     parser.add_argument("--list", action="store_true", help="name all experiments, a line each")
@@ -44,8 +47,11 @@ def run(args: argparse.Namespace) -> int:
     if args.name not in EXPERIMENTS:
         what = "name an experiment" if args.name is None else f"no experiment {args.name!r}"
         raise UserError(f"{what}; there are {', '.join(EXPERIMENTS)}")
+    from headrace.cli.progress_bar import working
+
     experiment = EXPERIMENTS[args.name]
-    findings = experiment.run()
+    with working(f"{args.name}: {experiment.line}"):
+        findings = experiment.run()
     if args.format == "json":
         print(json.dumps({"experiment": args.name, "source": experiment.source, **findings.to_json()}))
     else:

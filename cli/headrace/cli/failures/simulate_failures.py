@@ -67,14 +67,15 @@ MEASURED_WHERE = "by `make bench-recovery`, between processes of one machine of 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace simulate-failures` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--trace", type=Path, metavar="FILE", help="which nodes are lost and come back, and when")
     what.add_argument("--mtbf", type=_span, metavar="TIME", help="draw losses: mean time between any two, as 10m or 6h")
     parser.add_argument("--mttr", type=_span, default="30m", metavar="TIME", help="mean time until a node is back (default: 30m)")
-    parser.add_argument("--hours", type=_positive, help="length of the trace (default: 12, or until the last event of FILE)")
-    parser.add_argument("--seed", type=int, default=0, help="of the drawing (default: %(default)s)")
+    parser.add_argument(
+        "--hours", type=_positive, metavar="N", help="length of the trace (default: 12, or until the last event of FILE)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing (default: %(default)s)")
     parser.add_argument(
         "--notice", type=_span, default="0", metavar="TIME", help="a loss is announced so long before (default: 0)"
     )
@@ -147,6 +148,7 @@ def _count(text: str) -> int:
 def run(args: argparse.Namespace) -> int:
     """Replay the trace under every policy, print and draw the results, and return the exit code."""
     from headrace.cli.planning.plan import print_uncut
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.recovery.forecast.availability_replay import replay
     from headrace.reorder_service.recovery.forecast.policies import Headrace, failure_free
     from headrace.reorder_service.recovery.forecast.rivals import RIVALS
@@ -155,12 +157,15 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--out {args.out} is neither .png nor .svg: name a picture, or give --no-picture")
     trace, job, assumed = _trace(args), _job(args), _assumptions(args)
     bound = failure_free(job, trace)
-    runs = [replay(Headrace(job, assumed), trace, notice_s=args.notice)]
-    for name, rival in RIVALS.items():
-        try:
-            runs.append(replay(rival(job, assumed), trace, notice_s=args.notice))
-        except UserError as err:
-            print(f"{name} is left out: {err}", file=sys.stderr)
+    with ProgressBar() as bar:
+        bar.begin("policies simulated", 1 + len(RIVALS))
+        runs = [replay(Headrace(job, assumed), trace, notice_s=args.notice)]
+        for name, rival in RIVALS.items():
+            bar.advance()
+            try:
+                runs.append(replay(rival(job, assumed), trace, notice_s=args.notice))
+            except UserError as err:
+                print(f"{name} is left out: {err}", file=sys.stderr)
     for each in runs:
         if each.stopped:
             print(f"{each.name} stops {each.stopped}", file=sys.stderr)

@@ -43,7 +43,6 @@ it.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace inspect` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument(
         "path", nargs="?", metavar="PATH", help="folder, file, glob or URL of shards; a source's name with --spec"

@@ -62,7 +62,6 @@ All times are simulated: docs/orchestrate.md says what is counted, and what is n
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace orchestrate` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("--model", required=True, metavar="NAME", help="named size or published model, see below")
     parser.add_argument(
@@ -95,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--placements", default=",".join(PLACEMENTS), metavar="NAME,...", help="that headrace may take (default: %(default)s)"
     )
     search.add_argument("--batches", type=int, default=20, metavar="N", help="global batches of the judge (default: %(default)s)")
-    search.add_argument("--seed", type=int, default=0, help="of the batches that are drawn (default: %(default)s)")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="of the batches that are drawn (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("headrace-orchestrate"), metavar="DIR", help="(default: %(default)s)")
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
 

@@ -249,7 +249,7 @@ def emulate_command(costs: Path, problem: PlacementProblem, judgement: Judgement
     grids = candidate.grids
     own = [f"{unit}={grid.dp // groups}" for unit, grid in grids.items() if grid.dp != grids[LLM].dp]
     options = [
-        "headrace", "train", "--emulate", str(costs), "--batch", str(demand.global_batch // groups),
+        "headrace", "train", "--emulate", str(costs), "--global-batch", str(demand.global_batch // groups),
         "--steps", str(_EMULATED_STEPS), "--replicas", str(grids[LLM].dp // groups), *(["--dp", ",".join(own)] if own else []),
         "--microbatches", str(candidate.microbatches), "--stages", ",".join(f"{unit}={grid.pp}" for unit, grid in grids.items()),
         "--strategy", judgement.strategy, "--crossing", "--schedule", demand.schedule,

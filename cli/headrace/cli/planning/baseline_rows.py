@@ -13,6 +13,7 @@ from headrace.errors import UserError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning.batch import Batch
 
 BASELINE_NAMES = ("llm-only", "megatron", "megatron-balanced", "ratio", "dip", "fsdp", "fsdp-orchmllm")
@@ -64,16 +65,21 @@ def baselines_asked(args: argparse.Namespace) -> list[str]:
     return names
 
 
-def baseline_rows(names: Sequence[str], batches: Sequence[Batch], *, arrival_s: float, best_s: float) -> list[BaselineRow]:
+def baseline_rows(
+    names: Sequence[str], batches: Sequence[Batch], *, arrival_s: float, best_s: float, bar: ProgressBar
+) -> list[BaselineRow]:
     """Simulate the named baselines on global batches, and say on standard error which cannot have them.
 
     arrival_s, best_s: the mean step of samples in arrival order, and of the best strategy, on the pipelines that are planned.
+    bar: shows how far it is.
     """
     from headrace.cli.planning.outcome import time_ratio
     from headrace.reorder_service.planning.strategies.baselines import BASELINES
 
     rows = []
+    bar.begin("baselines simulated", len(names))
     for name in names:
+        bar.advance()
         try:
             steps = [BASELINES[name](batch) for batch in batches]
         except ValueError as err:

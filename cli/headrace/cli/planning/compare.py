@@ -84,7 +84,6 @@ headrace orchestrate.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace compare` to its parser."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument(
         "path",
@@ -117,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.costs.cost_table import SECONDS
     from headrace.cli.planning.gain import best_of, measure
     from headrace.cli.planning.gain_picture import draw_gains
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning import warm_up
 
     for flag, number in (("--limit", args.limit), ("--global-batch", args.global_batch)):
@@ -126,22 +126,25 @@ def run(args: argparse.Namespace) -> int:
     asked, placements = baselines_asked(args), placements_asked(args)
     problems, num_samples, layers = _problems(args)
     make_folder(args.out)
-    warm_up()
-    gains = [measure(BASELINE, problems)]
-    for strategy in check_strategies(["all"]):
-        if strategy != BASELINE:
+    with ProgressBar() as bar:
+        others = [strategy for strategy in check_strategies(["all"]) if strategy != BASELINE]
+        bar.begin("strategies simulated", 1 + len(others))
+        warm_up()
+        gains = [measure(BASELINE, problems)]
+        for strategy in others:
+            bar.advance()
             try:
                 gains.append(measure(strategy, problems))
             except UserError as err:
                 print(f"{strategy} is left out: {err}", file=sys.stderr)
+        batches, best_s = [problem.batch for problem in problems], best_of(gains).iteration_s
+        baselines = baseline_rows(asked, batches, arrival_s=gains[0].iteration_s, best_s=best_s, bar=bar)
+        placed = placement_rows(placements, problems, most_stages(args, layers).get(LLM), bar)
     seconds = problems[0].time_unit == SECONDS
     title = _title(args, problems)
     picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
     if not any(gain.fits for gain in gains):
         print(none_fits_message(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
-    batches, best_s = [problem.batch for problem in problems], best_of(gains).iteration_s
-    baselines = baseline_rows(asked, batches, arrival_s=gains[0].iteration_s, best_s=best_s)
-    placed = placement_rows(placements, problems, most_stages(args, layers).get(LLM))
     report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
     if args.format == "json":
         compared = {"baselines": [row.to_json() for row in baselines]} if asked else {}

@@ -17,6 +17,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.cli.former_names import also_called
 from headrace.cli.planning.planning_options import STRATEGY_NAMES, add_pipeline_arguments, check_strategies, problem_of
 from headrace.cli.planning.problem import count
 from headrace.errors import UserError
@@ -30,14 +31,17 @@ if TYPE_CHECKING:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headrace train` that go with --emulate, among them those of the pipelines."""
     group = parser.add_argument_group("with --emulate")
-    group.add_argument("--batch", type=int, metavar="N", help="rows of COSTS in a step, one batch after the other (default: all)")
+    group.add_argument(
+        "--global-batch", type=int, metavar="N", help="rows of COSTS in a step, one batch after the other (default: all)"
+    )
+    also_called(group, "--global-batch", "--batch")
     group.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
     group.add_argument("--strategy", default="auto", metavar="NAME", help=f"{STRATEGY_NAMES} (default: %(default)s)")
     group.add_argument(
         "--time-scale", type=float, default=1.0, metavar="X", help="seconds that one unit of the costs takes (default: 1)"
     )
-    group.add_argument("--trace", type=Path, metavar="FILE.json", help="write what was measured, for ui.perfetto.dev")
-    group.add_argument("--out", type=Path, metavar="FILE.png", help="draw the last step as predicted and as measured")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="write what was measured, for ui.perfetto.dev")
+    group.add_argument("--out", type=Path, metavar="FILE", help="draw the last step as predicted and as measured")
     add_pipeline_arguments(parser)
 
 
@@ -58,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
     from headrace.cli.planning.problem import Problem
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning import warm_up
 
     _check(args)
@@ -81,9 +86,11 @@ def run(args: argparse.Namespace) -> int:
             f"{EMULATED}: {whole.size} a step on {count(num_ranks, 'rank')}, each a process that sleeps for computing",
             flush=True,
         )
-    with EmulatedRanks(num_ranks) as ranks:
+    with EmulatedRanks(num_ranks) as ranks, ProgressBar() as bar:
+        if not say:
+            bar.begin("steps emulated", args.steps)
         for step in range(args.steps):
-            rows = _rows(table, args.batch, step)
+            rows = _rows(table, args.global_batch, step)
             batch = Problem.of(rows, whole.batch.topology, execution, seed=args.seed, pack_tokens=args.pack_tokens).batch
             outcome = Outcome.of(plan_timed(batch, strategy)[0], batch)
             if step == 0:
@@ -91,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
             steps.append((outcome, ranks.run(outcome)))
             if say:
                 print(_line(step, *steps[-1], EMULATED), flush=True)
+            else:
+                bar.advance()
     if args.trace is not None:
         _write_trace(args.trace, [measured for _, measured in steps], EMULATED)
     if args.out is not None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from headrace.cli.planning.problem import Problem
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.plan import StepPlan
     from headrace.reorder_service.planning.batch import Batch
     from headrace.reorder_service.planning.orchestration.candidate import Placement
@@ -85,17 +86,21 @@ def placements_asked(args: argparse.Namespace) -> list[Placement]:
     return [name for name in PLACEMENT_NAMES if given and (name == PLACEMENT_NAMES[0] or name in given or "all" in given)]
 
 
-def placement_rows(names: Sequence[Placement], problems: Sequence[Problem], most_stages: int | None) -> list[PlacementRow]:
+def placement_rows(
+    names: Sequence[Placement], problems: Sequence[Problem], most_stages: int | None, bar: ProgressBar
+) -> list[PlacementRow]:
     """Plan and simulate global batches in the named placements, and say on standard error which cannot have them.
 
-    most_stages: of the LLM, if its layers are known.
+    most_stages: of the LLM, if its layers are known. bar: shows how far it is.
     """
     from headrace.cli.planning.outcome import time_ratio
     from headrace.reorder_service.planning.orchestration.same_gpus import gpus_of, placed
     from headrace.reorder_service.planning.strategies import plan_of
 
     rows: list[PlacementRow] = []
+    bar.begin("placements simulated", len(names))
     for name in names:
+        bar.advance()
         try:
             batches = [placed(problem.batch, name, most_stages) for problem in problems]
             plans = [plan_of(AUTO, batch) for batch in batches]

@@ -62,13 +62,15 @@ def run(args: argparse.Namespace) -> int:
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
     from headrace.cli.planning.rank_actions import ranks_json
+    from headrace.cli.progress_bar import working
     from headrace.reorder_service.planning import warm_up
 
     [strategy] = check_strategies([args.strategy])
     problem = problem_of(args, read_cost_table(args.costs), strategy)
-    warm_up()
-    plan, planning_s = plan_timed(problem.batch, strategy)
-    outcome = Outcome.of(plan, problem.batch)
+    with working(f"planning by {strategy}"):
+        warm_up()
+        plan, planning_s = plan_timed(problem.batch, strategy)
+        outcome = Outcome.of(plan, problem.batch)
     document = json.dumps(problem.of_samples(plan).to_json() | {"planning_s": planning_s} | ranks_json(outcome))
     if args.out is not None:
         try:

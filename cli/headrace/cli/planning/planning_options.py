@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
+from headrace.cli.former_names import also_called
 from headrace.cli.planning import option_values, orchmllm_option
 from headrace.cli.planning.problem import Problem
 from headrace.cli.planning.sharing_options import add_sharing_arguments, sharing_of
@@ -32,11 +33,13 @@ _UNIT_FLAGS = {"encoder": "--encoder-stages", LLM: "--llm-stages", GENERATOR: "-
 
 def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the argument COSTS, a cost table, and the option that says which of its rows make up the global batch."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "costs", metavar="COSTS", help="cost table: a .parquet or .jsonl file, or - for JSONL on standard input (see below)"
     )
-    parser.add_argument("--batch", type=int, metavar="N", help="plan the first N rows (default: all rows are one global batch)")
+    parser.add_argument(
+        "--global-batch", type=int, metavar="N", help="plan the first N rows (default: all rows are one global batch)"
+    )
+    also_called(parser, "--global-batch", "--batch")
     parser.add_argument(
         "--coefficients",
         type=Path,
@@ -53,10 +56,10 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     """
     shape = parser.add_argument_group("pipelines")
     shape.add_argument(
-        "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="D", help="data-parallel pipelines (default: %(default)s)"
+        "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="N", help="data-parallel pipelines (default: %(default)s)"
     )
     shape.add_argument("--dp", default="", metavar="UNIT=N,...", help="replicas of units that have another number, like vision=3")
-    shape.add_argument("--microbatches", type=int, metavar="K", help=f"of each replica and step (default: {microbatches})")
+    shape.add_argument("--microbatches", type=int, metavar="N", help=f"of each replica and step (default: {microbatches})")
     shape.add_argument("--stages", metavar="UNIT=N,...", help="pipeline stages of each unit, like vision=2,audio=1,llm=5")
     shape.add_argument("--encoder-stages", type=int, metavar="P", help="for tables of encoder and llm")
     shape.add_argument("--llm-stages", type=int, metavar="Q", help="together with --encoder-stages")
@@ -76,7 +79,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
         metavar="N",
         help="pack samples into sequences of N tokens first, each charged to the LLM at its full length; needs a column tokens",
     )
-    shape.add_argument("--seed", type=int, default=0, help="of the strategies that search (default: %(default)s)")
+    shape.add_argument("--seed", type=int, default=0, metavar="N", help="of the strategies that search (default: %(default)s)")
 
     how = parser.add_argument_group("how they run")
     how.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: %(default)s)")
@@ -181,9 +184,11 @@ def problem_of(args: argparse.Namespace, table: CostTable, strategy: str = "auto
     strategy: the one for which `with_fastest_stages` divides the stages. Prints a hint on standard error if there are fewer packs
     than microbatches.
     """
-    if args.batch is not None and not 1 <= args.batch <= len(table.sample_ids):
-        raise UserError(f"--batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.batch}")
-    table = table.take(slice(args.batch))
+    if args.global_batch is not None and not 1 <= args.global_batch <= len(table.sample_ids):
+        raise UserError(
+            f"--global-batch must be from 1 to the {len(table.sample_ids)} rows of {table.name}, got {args.global_batch}"
+        )
+    table = table.take(slice(args.global_batch))
     if args.coefficients is not None:
         table = _with_measured(args.coefficients, table)
     topology = topology_of(args, table)

@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Run `headrace simulate`: plan with every strategy, and print, draw and trace the simulated steps. Raises UserError."""
     from headrace.cli.costs.cost_table import read_cost_table
     from headrace.cli.planning.outcome import Outcome, plan_timed
+    from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning import warm_up
 
     names = check_strategies(name.strip() for name in args.strategies.split(","))
@@ -78,22 +79,25 @@ def run(args: argparse.Namespace) -> int:
     problem = problem_of(args, read_cost_table(args.costs))
     if not args.no_pictures:
         make_folder(args.out)
-    warm_up()
     outcomes: list[Outcome] = []
     planning_s: list[float] = []
-    for name in dict.fromkeys([BASELINE, *names]):
-        try:
-            plan, seconds = plan_timed(problem.batch, name)
-        except UserError as err:
-            if name == BASELINE:
-                raise
-            print(f"{name} is left out: {err}", file=sys.stderr)
-            continue
-        outcomes.append(Outcome.of(plan, problem.batch))
-        planning_s.append(seconds)
-    rows = [_row(outcome, outcomes[0], seconds) for outcome, seconds in zip(outcomes, planning_s, strict=True)]
-    best_s = min(rows, key=lambda row: (not row["fits"], row["iteration_s"]))["iteration_s"]
-    baselines = baseline_rows(asked, [problem.batch], arrival_s=rows[0]["iteration_s"], best_s=best_s)
+    with ProgressBar() as bar:
+        strategies = dict.fromkeys([BASELINE, *names])
+        bar.begin("strategies planned", len(strategies))
+        warm_up()
+        for name in strategies:
+            try:
+                plan, seconds = plan_timed(problem.batch, name)
+                outcomes.append(Outcome.of(plan, problem.batch))
+                planning_s.append(seconds)
+            except UserError as err:
+                if name == BASELINE:
+                    raise
+                print(f"{name} is left out: {err}", file=sys.stderr)
+            bar.advance()
+        rows = [_row(outcome, outcomes[0], seconds) for outcome, seconds in zip(outcomes, planning_s, strict=True)]
+        best_s = min(rows, key=lambda row: (not row["fits"], row["iteration_s"]))["iteration_s"]
+        baselines = baseline_rows(asked, [problem.batch], arrival_s=rows[0]["iteration_s"], best_s=best_s, bar=bar)
     failure = None
     if not args.no_pictures:
         source = Path(args.costs).stem if args.costs != "-" else "standard input"

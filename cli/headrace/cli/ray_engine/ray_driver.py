@@ -37,17 +37,17 @@ def drive(args: argparse.Namespace, settings: RaySettings, reorder_timeout_s: fl
     """
     from headrace.jobs_client import JobsClient
 
-    for endpoint in filter(None, (*args.reorder.split(","), settings.listen, args.metrics)):
+    for endpoint in filter(None, (*args.endpoint.split(","), settings.listen, args.metrics)):
         rpc.check_endpoint(endpoint)
     await_token_file()
     with contextlib.suppress(KeyboardInterrupt), _attached(settings.address) as nodes, _interrupted_by_sigterm():
         check_reach(args, settings, nodes)
-        rpc.await_reorder_service(args.reorder, reorder_timeout_s)
+        rpc.await_reorder_service(args.endpoint, reorder_timeout_s)
         from headrace.cli.ray_engine.ray_fleet import RayFleet
 
         fleet = RayFleet(settings, passed_on(os.environ), say)
         say("attached", nodes=len(nodes), min=settings.limits.minimum, max=settings.limits.maximum)
-        with _closed_whatever(fleet), JobsClient(args.reorder) as client:
+        with _closed_whatever(fleet), JobsClient(args.endpoint) as client:
             fleet.want(settings.limits.minimum)
             follow(client, settings.limits, fleet.want, meanwhile=fleet.look_after)
     return 0
@@ -111,9 +111,9 @@ def check_reach(args: argparse.Namespace, settings: RaySettings, nodes: list[str
     has_token, tls = bool(cluster_token() or args.tokens), server_identity(PREPROCESSOR) is not None
     for listen in listens:
         check_exposure(listen, has_token=has_token, tls=tls, allow_anyone=args.allow_anyone, allow_plaintext=args.allow_plaintext)
-    if len(set(nodes)) > 1 and all(map(is_loopback, args.reorder.split(","))):
+    if len(set(nodes)) > 1 and all(map(is_loopback, args.endpoint.split(","))):
         raise UserError(
-            f"--reorder {args.reorder} is this machine only: name an address that all {len(set(nodes))} nodes of Ray reach"
+            f"--endpoint {args.endpoint} is this machine only: name an address that all {len(set(nodes))} nodes of Ray reach"
         )
 
 

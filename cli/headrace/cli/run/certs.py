@@ -7,10 +7,17 @@ from pathlib import Path
 
 DEFAULT_DAYS = 90
 MOST_DAYS = 3650
+_EPILOG = """\
+examples:
+  headrace certs papers
+  headrace certs papers --days 30 --renew
+  headrace reorder --tls papers/reorder
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace certs`."""
+    parser.epilog = _EPILOG
     parser.description = (
         "Make an authority in DIR/authority where there is none, and by it the papers of each kind of process: DIR/reorder, "
         "DIR/preprocessor, DIR/trainer and DIR/client are what their --tls names. Run again, it renews those that have used two "

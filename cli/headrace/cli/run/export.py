@@ -5,9 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.cli.former_names import also_called
+
+_EPILOG = """\
+examples:
+  headrace export checkpoints/ exported/ --model /models/Qwen2.5-VL-3B-Instruct
+  headrace export checkpoints/ exported/ --llm /models/Qwen2.5-0.5B --step 2000 --dtype bfloat16
+  headrace export checkpoints/ exported/ --model /models/Qwen2.5-VL-3B-Instruct --as dcp
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace export`."""
+    parser.epilog = _EPILOG
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="the folder of `headrace train --checkpoint`")
     parser.add_argument("out", type=Path, metavar="OUT", help="a folder that is empty or not there yet")
     what = parser.add_argument_group("what training started from, as `model:` in the file of --topology or --nodes")
@@ -21,12 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the weights (default: as training found them)",
     )
     parser.add_argument(
-        "--format",
+        "--as",
+        dest="layout",
         choices=("safetensors", "dcp"),
         default="safetensors",
         help="safetensors: for from_pretrained of transformers. dcp: for torch.distributed.checkpoint, by the names of the "
         "model's state_dict (default: %(default)s)",
     )
+    also_called(parser, "--as", "--format")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.checkpoint} has no complete checkpoint after {args.step} steps; there are {have}")
     checkpoint = Checkpoint.newest(args.checkpoint) if args.step is None else Checkpoint(args.checkpoint, args.step)
     need_transformers()
+    from headrace.cli.progress_bar import working
     from headrace.trainer.pipeline.checkpoint_export import export_checkpoint
 
-    for folder in export_checkpoint(checkpoint, units, args.out, dtype=args.dtype, format=args.format):
+    with working(f"writing {args.out}"):
+        folders = export_checkpoint(checkpoint, units, args.out, dtype=args.dtype, format=args.layout)
+    for folder in folders:
         print(f"step {checkpoint.step} written to {folder}")
     return 0

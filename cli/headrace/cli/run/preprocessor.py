@@ -18,11 +18,19 @@ if TYPE_CHECKING:
 DEFAULT_BUDGET_MIB = 512
 DEFAULT_CACHE_GIB = 20
 REORDER_TIMEOUT_S = 30.0  # services may be started in any order within this time
+_EPILOG = """\
+examples:
+  headrace preprocessor                                   beside a reorder service on this machine
+  headrace preprocessor --threads 8 --budget-mib 4096 --cache /var/cache/headrace
+  headrace preprocessor --endpoint 10.0.0.1:7070 --listen 0.0.0.0:7100 --data-root /data --tls papers/preprocessor
+  headrace preprocessor --engine ray --endpoint 10.0.0.1:7070 --max 32
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace preprocessor`."""
-    add_endpoint(parser, "--reorder", "--endpoint", note=f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
+    parser.epilog = _EPILOG
+    add_endpoint(parser, note=f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
     parser.add_argument(
         "--listen",
         default="127.0.0.1:0",
@@ -33,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--advertise",
         default="",
         metavar="HOST:PORT",
-        help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --reorder)",
+        help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --endpoint)",
     )
     parser.add_argument(
         "--threads",
@@ -83,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="PREFIX",
         help="jobs may fetch what begins with PREFIX, for example s3://bucket/; several times for several (default of both: "
-        "where --listen and --reorder are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
+        "where --listen and --endpoint are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
     )
     parser.add_argument(
         "--allow-local-urls",
@@ -98,9 +106,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--flight-port",
         type=int,
-        default=0,
         metavar="PORT",
-        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise (default: a free port)",
+        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise; 0 takes a free one "
+        "(default: the port after that of --listen; a free one where that is on loopback or takes a free one)",
     )
     parser.add_argument(
         "--ucx",
@@ -134,9 +142,9 @@ def run(args: argparse.Namespace) -> int:
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
     if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
         raise UserError("--threads, --budget-mib, --decode-mib and --cache-gib must be at least 1")
-    for endpoint in filter(None, (*args.reorder.split(","), args.listen, args.advertise, args.metrics)):
+    for endpoint in filter(None, (*args.endpoint.split(","), args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
-    if not 0 <= args.flight_port <= 65535:
+    if args.flight_port is not None and not 0 <= args.flight_port <= 65535:
         raise UserError(f"--flight-port must be a port, 0 to 65535, got {args.flight_port}")
     identity = server_identity(PREPROCESSOR)
     if args.ucx and identity is not None:
@@ -155,11 +163,11 @@ def run(args: argparse.Namespace) -> int:
     from headrace.preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
     from headrace.preprocessor.sources.cache import ShardCache, default_cache
 
-    rpc.await_reorder_service(args.reorder, REORDER_TIMEOUT_S)
+    rpc.await_reorder_service(args.endpoint, REORDER_TIMEOUT_S)
     cache_bytes = args.cache_gib << 30
     service = serve(
         listen=args.listen,
-        reorder=args.reorder,
+        reorder=args.endpoint,
         advertise=args.advertise,
         threads=args.threads,
         budget_bytes=args.budget_mib << 20,
@@ -169,7 +177,7 @@ def run(args: argparse.Namespace) -> int:
         token=token,
         tokens=tokens,
         with_checksum=args.checksum,
-        flight_port=args.flight_port,
+        flight_port=flight_port(args.listen) if args.flight_port is None else args.flight_port,
         identity=identity,
         with_ucx=args.ucx,
         metrics_listen=args.metrics,
@@ -177,10 +185,21 @@ def run(args: argparse.Namespace) -> int:
     return run_service("preprocessor", service, args.log_format)
 
 
+def flight_port(listen: str) -> int:
+    """Return the port for Arrow Flight beside that of --listen, so that both are known to a firewall; 0 for any free one.
+
+    On loopback there is no firewall, and several preprocessors may listen on ports one after the other.
+    """
+    from headrace.cluster_token import is_loopback
+
+    port = int(listen.rpartition(":")[2])
+    return 0 if port in (0, 65535) or is_loopback(listen) else port + 1
+
+
 def access(args: argparse.Namespace) -> Access:
     """Return what jobs may read through this preprocessor. Raises UserError for a folder or URL that is invalid.
 
-    If no folder or URL is named, this is the default `Access` if --listen and --reorder are on loopback, as jobs then come from
+    If no folder or URL is named, this is the default `Access` if --listen and --endpoint are on loopback, as jobs then come from
     somebody with an account on this machine; otherwise nothing, as they come from anybody who reaches the reorder service.
     """
     from headrace.cluster_token import is_loopback
@@ -188,4 +207,6 @@ def access(args: argparse.Namespace) -> Access:
 
     if args.data_root or args.allow_url:
         return Access.of(args.data_root, args.allow_url, local_urls=args.allow_local_urls)
-    return Access(local_urls=args.allow_local_urls) if all(map(is_loopback, (args.listen, *args.reorder.split(",")))) else NOTHING
+    return (
+        Access(local_urls=args.allow_local_urls) if all(map(is_loopback, (args.listen, *args.endpoint.split(",")))) else NOTHING
+    )

@@ -14,10 +14,17 @@ DEFAULT_PAGE = "127.0.0.1:7080"
 KEEP_FINISHED = "7,5000"  # a week, as long as a pipeline's logs are kept; 5,000 records of jobs take some 10 MB of the store
 MAX_JOBS = 1_000  # far more than anybody trains at a time; each takes some MiB of memory, and a turn of every preprocessor
 MAX_CALLS_PER_S = 1_000  # a busy `headrace top` makes some ten
+_EPILOG = """\
+examples:
+  headrace reorder                                        for this machine
+  headrace reorder --store redis://10.0.0.5:6379/0 --keep-finished 30,1000
+  headrace reorder --listen 0.0.0.0:7070 --tls papers/reorder --tokens tokens
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace reorder`."""
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--listen",
         default=DEFAULT_ENDPOINT,

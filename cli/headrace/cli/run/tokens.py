@@ -12,10 +12,16 @@ _WHOSE = {
     "--engine ray` stands in `watch`, too, and that of `headrace.ray.submit` in `submit`",
     "watch": "who only looks: `headrace top`, `audit`, `replay`, `scale`, `doctor`, `job list`, `job show`",
 }
+_EPILOG = """\
+examples:
+  headrace tokens tokens
+  headrace reorder --tokens tokens
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace tokens`."""
+    parser.epilog = _EPILOG
     parser.add_argument(
         "folder",
         type=Path,

@@ -24,14 +24,23 @@ TRANSPORTS = ("auto", "shared_memory", "ucx", "flight")
 """Choices of --transport: auto, and the names in headrace.transport.base, which takes a moment to import."""
 MIN_HANG_TIMEOUT_S = 2.0  # ranks say that they live each half second
 DEFAULT_CHECKPOINT_EVERY = 100  # steps between checkpoints
+_EPILOG = """\
+examples:
+  headrace train --submit job.yaml
+  headrace train --job my-job --checkpoint checkpoints --resume checkpoints
+  headrace train --submit job.yaml --nodes nodes.yaml --node node-1
+  headrace train --emulate costs.parquet --global-batch 64 --replicas 1 --stages encoder=1,llm=3
+  torchrun --nproc-per-node 4 --no-python headrace train --submit job.yaml --topology topology.yaml
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace train`."""
+    parser.epilog = _EPILOG
     add_endpoint(parser)
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--job", help="a job that was submitted before")
-    what.add_argument("--submit", type=Path, metavar="SPEC.yaml", help="submit this job first")
+    what.add_argument("--job", metavar="JOB", help="a job that was submitted before")
+    what.add_argument("--submit", type=Path, metavar="JOB.yaml", help="submit this job first")
     what.add_argument(
         "--emulate", metavar="COSTS", help="no job: plan batches of this cost table, and run them on processes that sleep as long"
     )
@@ -73,7 +82,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     nodes.add_argument("--node", default="", metavar="NAME", help="of this node (default: HOST:PID)")
     nodes.add_argument(
-        "--host", default="127.0.0.1", help="by which the other nodes reach this one (default: %(default)s, for one machine)"
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="by which the other nodes reach this one (default: %(default)s, for one machine)",
     )
     parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
     parser.add_argument(
@@ -133,9 +145,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hang-timeout",
         type=float,
-        metavar="SECONDS",
-        help="end the job once no rank has got on for so long, none of which waits for data; under torchrun, without --nodes; "
-        "at least 2, and longer than the longest computation, compilation included (default: 600)",
+        metavar="S",
+        help="end the job once no rank has got on for so many seconds, none of which waits for data; under torchrun, without "
+        "--nodes; at least 2, and longer than the longest computation, compilation included (default: 600)",
     )
     parser.add_argument(
         "--metrics",

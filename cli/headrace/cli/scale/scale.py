@@ -14,6 +14,12 @@ from headrace.cli.scale.scaling_loop import Limits, add_limits, follow, say
 COUNT = "{count}"
 COMPOSE = "docker compose up --detach --no-recreate --no-deps --scale preprocessor={count} preprocessor"
 COMMAND_S = 600.0  # the longest that a command may take
+_EPILOG = """\
+examples:
+  headrace scale --once
+  headrace scale --compose --max 16
+  headrace scale --run 'kubectl scale deployment/headrace-preprocessor --replicas {count}' --max 32
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "and no more where the trainers are the slowest part; fewer once fewer would have done for the whole --cool-down. "
         "One line for each decision says what it is and why. Without --compose or --run nothing but these lines is done."
     )
-    parser.epilog = "example: headrace scale --run 'kubectl scale deployment/headrace-preprocessor --replicas {count}' --max 32"
+    parser.epilog = _EPILOG
     add_endpoint(parser)
     add_limits(parser)
     engine = parser.add_mutually_exclusive_group()

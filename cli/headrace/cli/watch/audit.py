@@ -43,7 +43,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace audit`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("job", metavar="JOB", help="under way or over")
     parser.add_argument(
@@ -98,13 +97,15 @@ def _names(order: JobOrder) -> Iterator[Callable[[SampleRef], str]]:
         job.close()
 
 
-def _progress(entries: Iterable[LedgerEntry], num_steps: int) -> Iterable[LedgerEntry]:
-    """Show a progress bar on standard error while `entries` are consumed, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
+def _progress(entries: Iterable[LedgerEntry], num_steps: int) -> Iterator[LedgerEntry]:
+    """Show on standard error how many of `entries` are consumed."""
+    from headrace.cli.progress_bar import ProgressBar
 
-    console = Console(stderr=True)
-    return track(entries, "auditing steps", num_steps, console=console, transient=True, disable=not console.is_terminal)
+    with ProgressBar() as bar:
+        bar.begin("steps audited", num_steps)
+        for entry in entries:
+            yield entry
+            bar.advance()
 
 
 def _report(job: str, state: str, num_steps: int, checks: list[Check]) -> dict[str, Any]:

@@ -38,7 +38,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace replay`."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("job", metavar="JOB")
     parser.add_argument("sample", metavar="SAMPLE", help="SOURCE/SHARD/KEY, or a number in the global order (4711 or '#4711')")

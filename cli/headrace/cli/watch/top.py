@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from headrace.jobs_client import JobsClient
     from headrace.rates import Looks
 
+_EPILOG = """\
+examples:
+  headrace top
+  headrace top my-job --endpoint 10.0.0.1:7070
+  headrace top --once --format json
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace top`."""
+    parser.epilog = _EPILOG
     parser.add_argument("job", nargs="?", metavar="JOB", help="(default: every job)")
     add_endpoint(parser)
     parser.add_argument(

@@ -39,7 +39,7 @@ def picture(figures: dict[str, Any], *, width: int, height: int | None = None, t
         if job["sources"] or job["ranks"]:
             parts += ["", _side_by_side(_sources(job["sources"], max_rows), _ranks(job["ranks"], max_rows))]
     if not jobs:
-        parts += ["", Text("no jobs: start one with `headrace job submit SPEC.yaml`")]
+        parts += ["", Text("no jobs: start one with `headrace job submit JOB.yaml`")]
     if figures["preprocessors"]:
         parts += ["", _preprocessors(figures["preprocessors"], width, max_rows)]
     if ended:

@@ -83,7 +83,7 @@ def _state_message(state: ResumeState) -> sessions_pb2.TrainerState:
 def _awaited(run: JobRun, fleet: Fleet) -> str:
     """Say what a job that is not ready waits for."""
     if not fleet.members:
-        return "no preprocessor is connected: start one with `headrace preprocessor --reorder HOST:PORT`"
+        return "no preprocessor is connected: start one with `headrace preprocessor --endpoint HOST:PORT`"
     if run.manifest.vocabulary is None:
         return "the preprocessors list its shards"
     return f"the preprocessors count its shards, {run.manifest.num_counted} of {len(run.manifest.shards)} so far"

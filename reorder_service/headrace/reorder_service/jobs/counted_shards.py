@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ import numpy as np
 from headrace.errors import JobFailedError
 from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import rejection_value, shard_message, shard_table, vocabulary_value
+from headrace.observability import metrics
+from headrace.quarantine import Reason
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.order.global_order import GlobalOrder, Int64, SourceShards
 from headrace.reorder_service.order.mixture import Weights
@@ -100,6 +103,8 @@ class Manifest(CountedShards):
     def __init__(self, record: JobRecord, spec: JobSpec, store: StateStore) -> None:
         super().__init__(spec, ShardTable(), np.empty(0, np.int64))
         self.vocabulary: Vocabulary | None = record.vocabulary
+        self.damaged: Counter[Reason] = Counter()
+        """Samples and shards that were found damaged while shards were counted since the job was loaded."""
         self._job = record.job
         self._store = store
 
@@ -141,3 +146,6 @@ class Manifest(CountedShards):
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.num_rows[shard] = reply.num_samples
+        for item in rejected:
+            self.damaged[item.reason] += 1
+            metrics.QUARANTINED_SAMPLES.labels(item.reason).inc()

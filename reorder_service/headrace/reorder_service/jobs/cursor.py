@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
 from headrace.errors import ConflictError, UserError
@@ -40,6 +41,8 @@ class Cursor:
         self.awaited_step = 0
         """A later step whose samples are asked for, to compare them with those of a trainer's state."""
         self.progress = record.progress
+        self.quarantined: Counter[Reason] = Counter()
+        """Samples that were refused in steps committed since the job was loaded."""
         self.steps: dict[int, PlannedStep] = {}
         """The steps that are not committed, as far as their planning has begun."""
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_PLANS)
@@ -198,6 +201,8 @@ class Cursor:
         with tracing.span("commit", step.trace, samples=len(record.samples)):
             await self.save(step, record, rejected)
         for item in rejected:
+            self.quarantined[item.reason] += 1
+            metrics.QUARANTINED_SAMPLES.labels(item.reason).inc()
             level = logging.DEBUG if item.reason is Reason.FILTERED else logging.WARNING
             log.log(level, "quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
@@ -207,10 +212,16 @@ class Cursor:
             self.recent.popleft()
         self.committed += 1
         self.progress = self.progress.after(record)
+        metrics.COMMITTED_STEPS.inc()
+        metrics.COMMITTED_SAMPLES.inc(len(record.samples))
         if step.is_compared:
             metrics.STEP_SECONDS.labels("forecast").observe(step.forecast_s)
             metrics.STEP_SECONDS.labels("measured").observe(step.measured_s)
         tracing.ended(tracing.ROOT, step.trace, step.began_s, samples=len(record.samples))
-        times = {"forecast_s": step.forecast_s, "measured_s": step.measured_s}
+        times = {"forecast_s": _known(step.forecast_s), "measured_s": _known(step.measured_s)}
         log.info("committed %s", pairs(job=self._job, step=step.index, samples=len(record.samples), loss=record.loss, **times))
         return step
+
+
+def _known(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds

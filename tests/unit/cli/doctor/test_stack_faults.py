@@ -323,7 +323,7 @@ async def test_a_store_that_forgets_and_no_preprocessor(service: tuple[ReorderSe
         State.FAULT,
         "none is connected, and jobs wait for one",
     )
-    assert found["preprocessors"].remedy == f"start one with `headrace preprocessor --reorder {endpoint}`"
+    assert found["preprocessors"].remedy == f"start one with `headrace preprocessor --endpoint {endpoint}`"
     assert found["job job"].found.endswith("no preprocessor is connected")
 
 

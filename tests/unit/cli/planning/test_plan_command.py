@@ -248,7 +248,7 @@ def test_the_help_names_every_strategy_and_shows_an_example(capsys: pytest.Captu
         ([CHARTS, "--memory-limit", "0"], "--memory-limit must be positive, got 0.0"),
         ([CHARTS, "--bandwidth", "nan"], "--bandwidth must be positive, got nan"),
         ([CHARTS, "--pack-tokens", "9"], "chartqa_512.parquet a column 'tokens'"),
-        ([CHARTS, "--batch", "513"], "--batch must be from 1 to the 512 rows of"),
+        ([CHARTS, "--batch", "513"], "--global-batch must be from 1 to the 512 rows of"),
         ([CHARTS, "--seed", "-1"], "--seed must be from 0"),
         ([CHARTS, *SMALL, "--out", "nowhere/plan.json"], "cannot write to nowhere/plan.json"),
         (["no-llm.parquet"], "has no unit 'llm' (it has vision)"),

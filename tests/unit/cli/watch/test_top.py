@@ -139,7 +139,7 @@ def test_jobs_that_ended_take_a_line_each() -> None:
 
 
 def test_a_service_without_jobs_says_how_to_start_one() -> None:
-    assert shown()[-1] == "no jobs: start one with `headrace job submit SPEC.yaml`"
+    assert shown()[-1] == "no jobs: start one with `headrace job submit JOB.yaml`"
 
 
 def test_names_are_no_markup() -> None:

@@ -66,7 +66,7 @@ def test_every_line_is_an_object_with_typed_fields(monkeypatch, by_environment) 
 
 def test_text_is_a_line_with_pairs() -> None:
     planned, paused, *_ = log_of()
-    line = 'reorder INFO planned job="a b" step=3 bubble=0.123 rows=7 done=True loss=nan what=None'
+    line = 'reorder INFO planned job="a b" step=3 bubble=0.123 rows=7 done=True loss=nan what=-'
     assert re.fullmatch(rf"\d\d:\d\d:\d\d\.\d\d\d {re.escape(line)}", planned)
     assert paused.endswith("reorder INFO paused job=a event=mine")
 

@@ -1,0 +1,14 @@
+"""How --help lays out its text: paragraphs of a description are filled, lines of examples and tables stay as they are."""
+
+from __future__ import annotations
+
+import argparse
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fills a text that is one line, and leaves a text of several lines alone."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text.strip():
+            return "".join(indent + line for line in text.splitlines(keepends=True))
+        return super()._fill_text(text, width, indent)
