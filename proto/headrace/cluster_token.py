@@ -96,11 +96,13 @@ def make_token_file(path: Path) -> None:
         raise UserError(f"cannot write the cluster's token to {path}: {err}") from err
 
 
-def check_exposure(listen: str, *, has_token: bool, tls: bool, allow_anyone: bool, allow_plaintext: bool) -> None:
+def check_exposure(
+    listen: str, *, has_token: bool, tls: bool, allow_anyone: bool, allow_plaintext: bool, option: str = "--listen"
+) -> None:
     """Raise UserError if a service would listen beyond the loopback interface without a token or TLS, unless that is said.
 
     `listen`: HOST:PORT. `has_token`: whether it asks for one. `tls`: whether its port speaks TLS only. `allow_anyone`: it may go
-    without a token. `allow_plaintext`: it may go without TLS.
+    without a token. `allow_plaintext`: it may go without TLS. `option`: that named the address.
     """
     if is_loopback(listen):
         return
@@ -117,7 +119,7 @@ def check_exposure(listen: str, *, has_token: bool, tls: bool, allow_anyone: boo
             "give every process a certificate by --tls or HEADRACE_TLS, or say --allow-plaintext, where only you read the network"
         )
     if lacks:
-        raise UserError(f"--listen {listen} {', and '.join(lacks)}: {'; '.join(remedies)}; or listen on 127.0.0.1")
+        raise UserError(f"{option} {listen} {', and '.join(lacks)}: {'; '.join(remedies)}; or listen on 127.0.0.1")
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -51,6 +51,14 @@ class ShardTable(Sequence[ShardInfo]):
         urls, names = self._urls.slice(start, length), self._names.slice(start, length)
         return self.sources[start:stop].tolist(), urls.to_pylist(), names.to_pylist()
 
+    def numbers_of(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the numbers of the shards that have any of these names, by name. It takes some ms with 100,000 shards."""
+        from pyarrow.compute import index_in  # a tenth of a second, for those who come to it
+
+        asked = list(names)
+        found = index_in(pa.array(asked, pa.large_string()), value_set=self._names).to_pylist()
+        return {name: number for name, number in zip(asked, found, strict=True) if number is not None}
+
     def __len__(self) -> int:
         return len(self.sources)
 

@@ -29,6 +29,7 @@ class Reason(StrEnum):
     MALFORMED = "malformed"
     TOO_MANY_CALLS = "too many calls"
     TOO_MANY_JOBS = "too many jobs"
+    FOREIGN_HOST = "foreign host"
 
 
 class Refusals:

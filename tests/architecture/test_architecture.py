@@ -108,7 +108,7 @@ def test_what_is_no_command_needs_no_command_line() -> None:
     libraries = {
         "costs": ("cost_table", "dataset_costs", "survey"),
         "planning": ("gain", "gain_picture", "outcome", "pipeline_panel", "problem", "timeline", "trace_events"),
-        "watch": ("bottleneck", "rates", "status_lines", "top_figures", "top_table"),
+        "watch": ("status_lines", "top_figures", "top_table"),
         "inspect": ("contact_sheet", "dissection", "histogram", "preview"),
         "failures": ("availability_file", "failures_picture"),
         "experiment": tuple(f"{paper}_experiments" for paper in PAPERS),

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 from redis.asyncio import Redis
 
-from headrace.cli.watch.rates import Look, Looks
 from headrace.cli.watch.status_lines import status_lines
+from headrace.rates import Look, Looks
 from headrace.reorder_service.api.fleet import FleetServicer
 from headrace.reorder_service.api.jobs import JobsServicer
 from headrace.reorder_service.api.membership import MembershipServicer

@@ -28,6 +28,7 @@ LATER = (
     "headrace.observability.tracing",
     "headrace.preprocessor.audio.features",
     "headrace.preprocessor.server",
+    "headrace.reorder_service.page.page_server",
     "headrace.reorder_service.server",
     "headrace.trainer.loading.relay",
     "headrace.trainer.models.huggingface.model",

@@ -11,6 +11,7 @@ import math
 import sys
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 from headrace.errors import UnavailableError
 from headrace.identity import Identity
@@ -35,6 +36,9 @@ from headrace.transport.malloc import keep_freed_pages
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
 log = logging.getLogger(__name__)
+
+PageMaker = Callable[[Leadership, str], AbstractAsyncContextManager[object]]
+"""Serves the page of a service with this endpoint during a block."""
 
 # A large job's window has millions of objects and few cycles. So full collections, which are long pauses, are rare, and those of
 # the second generation look at the survivors of a few of the first: their pauses are in proportion to these.
@@ -72,6 +76,8 @@ async def serve(
     store_url: str,
     metrics_listen: str = "",
     *,
+    page_listen: str = "",
+    page_for_any_host: bool = False,
     token: str = "",
     tokens: TokenFolder | None = None,
     identity: Identity | None = None,
@@ -82,24 +88,48 @@ async def serve(
 ) -> None:
     """Run a reorder service until cancelled.
 
-    `metrics_listen`: HOST:PORT to export metrics; empty: none. `token`: of the cluster, with which one may do everything.
-    `tokens`: those with roles. Without any, every caller is served. `identity`: for TLS; None: plain text. `keep`: which finished
-    jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use. `max_jobs`: how many that have not
-    ended it takes. `calls_per_s`: most calls of the Jobs service that it answers to one host.
+    `metrics_listen`: HOST:PORT to export metrics; empty: none. `page_listen`: HOST:PORT to serve the web page; empty: none.
+    `page_for_any_host`: whether browsers may know it by any host name where there is no token. `token`: of the cluster, with
+    which one may do everything. `tokens`: those with roles. Without any, every caller is served. `identity`: for TLS; None: plain
+    text. `keep`: which finished jobs are kept; None: all of them. `memory_bytes`: how much memory this process may use.
+    `max_jobs`: how many that have not ended it takes. `calls_per_s`: most calls of the Jobs service, and most requests of the
+    page, that it answers to one host.
 
     Raises UserError where a port or the store cannot be opened, ConflictError where the store is in use or of another release,
     and UnavailableError where an embedded store is lost.
     """
+    make_page: PageMaker = _no_page
+    if page_listen:
+        from headrace.reorder_service.page.page_server import PageOptions, page_served  # a fifth of a second for aiohttp
+
+        options = PageOptions(
+            listen=page_listen,
+            token=token,
+            tokens=tokens,
+            identity=identity,
+            calls_per_s=calls_per_s,
+            any_host=page_for_any_host,
+        )
+        make_page = functools.partial(page_served, options)
     with metrics.exported(metrics_listen, metrics.REORDER):
         store = await StateStore.open(store_url)
         try:
             make_server = functools.partial(Server, identity=identity, token=token, tokens=tokens, calls_per_s=calls_per_s)
-            await _serve(listen, make_server, lambda: ReorderService(store, keep, memory_bytes, max_jobs))
+            await _serve(listen, make_server, lambda: ReorderService(store, keep, memory_bytes, max_jobs), make_page)
         finally:
             await store.close()
 
 
-async def _serve(listen: str, make_server: Callable[..., Server], make_service: Callable[[], ReorderService]) -> None:
+def _no_page(_leadership: Leadership, _endpoint: str) -> AbstractAsyncContextManager[object]:
+    return contextlib.nullcontext()
+
+
+async def _serve(
+    listen: str,
+    make_server: Callable[..., Server],
+    make_service: Callable[[], ReorderService],
+    make_page: PageMaker,
+) -> None:
     leadership = Leadership()
     leadership.starting = True
     _set_up_gauges(leadership)
@@ -117,17 +147,18 @@ async def _serve(listen: str, make_server: Callable[..., Server], make_service: 
     await server.start(serving=False, starting=True)
     name = f"{server.endpoint} {uuid.uuid4().hex[:8]}"
     try:
-        await _warm_up()
-        gc.freeze()
-        gc.set_threshold(*GC_THRESHOLDS)
-        sys.setswitchinterval(SWITCH_S)
-        leadership.starting = False
-        await server.set_starting(False)
-        print(f"headrace reorder service listening on {server.endpoint}", flush=True)
-        while True:
-            service = make_service()
-            await wait_until_leader(service.store.database, name, leadership)
-            await _lead(service, name, leadership, server)
+        async with make_page(leadership, server.endpoint):
+            await _warm_up()
+            gc.freeze()
+            gc.set_threshold(*GC_THRESHOLDS)
+            sys.setswitchinterval(SWITCH_S)
+            leadership.starting = False
+            await server.set_starting(False)
+            print(f"headrace reorder service listening on {server.endpoint}", flush=True)
+            while True:
+                service = make_service()
+                await wait_until_leader(service.store.database, name, leadership)
+                await _lead(service, name, leadership, server)
     finally:
         await server.stop(STOP_GRACE_S)
 

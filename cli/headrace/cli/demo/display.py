@@ -13,9 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.watch.bottleneck import bottleneck
-from headrace.cli.watch.rates import Look, Looks, decoding_rates, samples_per_s
+from headrace.bottleneck import bottleneck
 from headrace.jobs_client import state_name
+from headrace.rates import Look, Looks, decoding_rates, samples_per_s
 from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING
 
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal

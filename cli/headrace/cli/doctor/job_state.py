@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from headrace.bottleneck import bottleneck, is_held_up, is_over
 from headrace.cli.doctor.diagnosis import Diagnosis, fault, ok, severity, warning
-from headrace.cli.watch.bottleneck import bottleneck, is_held_up, is_over
-from headrace.cli.watch.rates import Look, decoding_rates, samples_per_s, steps_per_s
 from headrace.jobs_client import state_name
+from headrace.rates import Look, decoding_rates, samples_per_s, steps_per_s
 from headrace.v1 import jobs_pb2
 from headrace.v1.jobs_pb2 import JobStatus
 

@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 from headrace.admission import release
 from headrace.cli.doctor import job_state, reaching, service_state
 from headrace.cli.doctor.diagnosis import Diagnosis, Say, State, examined, fault, worst
-from headrace.cli.watch.rates import Look, Looks
 from headrace.errors import EndpointError, HeadraceError
 from headrace.identity import Identity
 from headrace.jobs_client import JobsClient
+from headrace.rates import Look, Looks
 from headrace.rpc import check_endpoint
 
 LISTED_FINISHED = 5  # jobs that are over, the latest, of which those that failed are told

@@ -10,6 +10,7 @@ from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_doors, add_t
 from headrace.cli.log_format import add_log_format
 
 DEFAULT_STORE = "embedded:headrace-store"
+DEFAULT_PAGE = "127.0.0.1:7080"
 KEEP_FINISHED = "7,5000"  # a week, as long as a pipeline's logs are kept; 5,000 records of jobs take some 10 MB of the store
 MAX_JOBS = 1_000  # far more than anybody trains at a time; each takes some MiB of memory, and a turn of every preprocessor
 MAX_CALLS_PER_S = 1_000  # a busy `headrace top` makes some ten
@@ -35,6 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
+    parser.add_argument(
+        "--page",
+        default="",
+        metavar="HOST:PORT",
+        help="serve a web page there that shows jobs, steps and preprocessors; it asks for a token where the service does, and "
+        f"speaks HTTPS with --tls; {DEFAULT_PAGE} is a good place, and port 0 takes a free one (default: off)",
     )
     parser.add_argument(
         "--keep-finished",
@@ -80,13 +88,16 @@ def run(args: argparse.Namespace) -> int:
         make_token_file(Path(file))
     keep, token = KeepFinished.parse(args.keep_finished), cluster_token()
     tokens = TokenFolder(args.tokens) if args.tokens else None
-    check_exposure(
-        args.listen,
-        has_token=bool(token or tokens),
-        tls=identity is not None,
-        allow_anyone=args.allow_anyone,
-        allow_plaintext=args.allow_plaintext,
-    )
+    for option, listen in (("--listen", args.listen), ("--page", args.page)):
+        if listen:
+            check_exposure(
+                listen,
+                option=option,
+                has_token=bool(token or tokens),
+                tls=identity is not None,
+                allow_anyone=args.allow_anyone,
+                allow_plaintext=args.allow_plaintext,
+            )
 
     from headrace.reorder_service.server import serve  # takes seconds, which a wrong argument need not wait for
 
@@ -94,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         args.listen,
         args.store,
         args.metrics,
+        page_listen=args.page,
+        page_for_any_host=args.allow_anyone,
         token=token,
         tokens=tokens,
         identity=identity,

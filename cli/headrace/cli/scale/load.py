@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.bottleneck import Stages, bottleneck, is_over
 from headrace.cli.scale.scaling_policy import Load
-from headrace.cli.watch.bottleneck import Stages, bottleneck, is_over
-from headrace.cli.watch.rates import Look, data_wait, samples_per_s
+from headrace.rates import Look, data_wait, samples_per_s
 from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING, JobStatus
 
 

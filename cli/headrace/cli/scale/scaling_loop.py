@@ -12,8 +12,8 @@ from headrace.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
     from headrace.cli.scale.scaling_policy import Load
-    from headrace.cli.watch.rates import Looks
     from headrace.jobs_client import JobsClient
+    from headrace.rates import Looks
 
 MINIMUM, MAXIMUM, INTERVAL_S, COOL_DOWN_S = 1, 8, 15.0, 300.0
 LOOK_S = 1.0
@@ -81,8 +81,8 @@ def follow(
     no service answers, or a job begins, the number stays as it is. meanwhile: called once a second, whatever is decided.
     Raises UnavailableError with `once` if the service goes away, and what the callables raise.
     """
+    from headrace.bottleneck import WAITS
     from headrace.cli.scale.scaling_policy import ScalingPolicy
-    from headrace.cli.watch.bottleneck import WAITS
 
     policy = ScalingPolicy(limits.minimum, limits.maximum, limits.cool_down_s, least_wait=WAITS)
     watch = _Watch(client, limits.interval_s, meanwhile)
@@ -155,7 +155,7 @@ class _Watch:
 
     def _look(self) -> None:
         from headrace.cli.watch.job import LISTED_FINISHED
-        from headrace.cli.watch.rates import Look, Looks
+        from headrace.rates import Look, Looks
 
         now_s = time.monotonic()
         statuses = [status for status in self._client.jobs(LISTED_FINISHED) if status.spec_json]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from headrace.cli.watch.rates import DecodingRate, Look, decoding_rates, samples_per_s
 from headrace.jobs_client import state_name
 from headrace.printable import printable
-from headrace.snapshot import NOBODY, size_in_words
+from headrace.rates import DecodingRate, Look, decoding_rates, samples_per_s
+from headrace.snapshot import NOBODY, node_state, size_in_words
 from headrace.v1.jobs_pb2 import JobStatus, NodeStatus, PreprocessorStatus, RankStatus
 from headrace.v1.membership_pb2 import Snapshot
 
@@ -80,8 +80,7 @@ def pipelines_line(job: str, snapshot: Snapshot) -> str:
 def node_line(job: str, node: NodeStatus, snapshot: Snapshot) -> str:
     """Return the line of a node of a recoverable job. `snapshot`: the job's newest one.
 
-    A node `trains` or `leaves` in a pipeline, `waits` outside of one, `saves` when training has ended, or is `away` and may come
-    back. Pipelines and layers count from 0, the layers within their unit.
+    Its state is that of `node_state`. Pipelines and layers count from 0, the layers within their unit.
     """
     ranks = {member.name: rank for rank, member in enumerate(snapshot.nodes)}
     rank = ranks.get(node.node, NOBODY)
@@ -91,16 +90,8 @@ def node_line(job: str, node: NodeStatus, snapshot: Snapshot) -> str:
         for stage in pipeline.stages
         if stage.rank == rank != NOBODY
     ]
-    if not node.connected:
-        state = "away"
-    elif node.leaving:
-        state = "leaves"
-    elif rank != NOBODY:
-        state = "trains" if snapshot.pipelines else "saves"
-    else:
-        state = "waits"
     where = "".join(f" pipeline={number} layers={layers}" for number, layers in places)
-    return f"node {printable(job)}/{printable(node.node)} {state}{where}"
+    return f"node {printable(job)}/{printable(node.node)} {node_state(node, snapshot)}{where}"
 
 
 def preprocessor_line(member: PreprocessorStatus, rates: Mapping[str, DecodingRate] | None = None) -> str:

@@ -9,14 +9,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from headrace.cli.watch.bottleneck import bottleneck, is_over
-from headrace.cli.watch.rates import Look
+from headrace.bottleneck import bottleneck, is_over
 from headrace.cli.watch.top_figures import step_times
 from headrace.cli.watch.top_table import seconds, span
 from headrace.jobs_client import JobsClient, state_name
 from headrace.ledger import ledger_sha256
 from headrace.printable import printable
 from headrace.quarantine import Reason
+from headrace.rates import Look
 from headrace.v1.jobs_pb2 import JobStatus
 
 MAX_QUARANTINE_ROWS = 12

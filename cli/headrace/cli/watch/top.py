@@ -13,8 +13,8 @@ from headrace.cli.endpoint import add_endpoint
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from headrace.cli.watch.rates import Looks
     from headrace.jobs_client import JobsClient
+    from headrace.rates import Looks
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ class Watch:
         Raises UnavailableError if the service does not answer, NotFoundError if it has no such job.
         """
         from headrace.cli.watch.job import LISTED_FINISHED
-        from headrace.cli.watch.rates import Look, Looks
+        from headrace.rates import Look, Looks
 
         statuses = list(self._client.jobs(LISTED_FINISHED)) if self._job is None else [self._client.show(self._job)]
         statuses = [status for status in statuses if status.spec_json]  # jobs set aside and those over for long have none

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from headrace.bottleneck import WAITS, bottleneck
 from headrace.cli.scale.load import load_of
 from headrace.cli.scale.scaling_policy import needed
-from headrace.cli.watch.bottleneck import WAITS, bottleneck
-from headrace.cli.watch.rates import Look, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.jobs_client import state_name
+from headrace.rates import Look, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.snapshot import NOBODY
 from headrace.v1.jobs_pb2 import JobStatus, RankStatus
 from headrace.v1.membership_pb2 import Recovered, Snapshot

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc
 
 from headrace import message_codec
 from headrace.admission import PROTOCOL, release
-from headrace.errors import LimitError, NotFoundError, UserError
+from headrace.errors import LimitError, UserError
 from headrace.execution_spec import load_execution_json
 from headrace.manifest import PAGE_SHARDS
 from headrace.refusals import Reason, Refusals
-from headrace.reorder_service.fleet.member import Member
-from headrace.reorder_service.jobs.job import JobRun
-from headrace.reorder_service.jobs.planned_step import PlannedStep
-from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.api.job_statuses import (
+    LIST_PAGE,
+    job_status,
+    listed_names,
+    listed_statuses,
+    preprocessor_statuses,
+    shown_step,
+)
 from headrace.reorder_service.jobs.stopping import to_its_end
 from headrace.reorder_service.leadership import Leadership
-from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.durability import DURABLE
-from headrace.reorder_service.store.finished_jobs import JobNote, Summary
-from headrace.reorder_service.store.progress import Amounts
 from headrace.rpc import stream_method, unary_method
 from headrace.topology_spec import load_topology_json
 from headrace.v1 import jobs_pb2, jobs_pb2_grpc
 from headrace.v1.common_pb2 import Rejection
-
-LIST_PAGE = 200  # jobs of a reply: also with a thousand ranks and preprocessors each well below the largest message
 
 
 class JobsServicer(jobs_pb2_grpc.JobsServicer):
@@ -51,53 +50,15 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Show(self, request: jobs_pb2.ShowRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        return await self._status(await self._leadership.service.load(request.job))
+        return await job_status(self._leadership, await self._leadership.service.load(request.job))
 
     @stream_method
     async def List(self, request: jobs_pb2.ListRequest, context: grpc.aio.ServicerContext) -> AsyncIterator[jobs_pb2.ListReply]:
         if request.finished < 0:
             raise UserError(f"{request.finished} finished jobs are none: name a number from 1 on, or 0 for all")
-        service = self._leadership.service
-        names = await service.store.jobs()
-        latest = await self._latest_finished(names, request.finished) if request.finished else None
-        if latest is not None:
-            names = [name for name in names if name in latest or name in service.set_aside or _runs(service, name)]
+        names = await listed_names(self._leadership.service, request.finished)
         for start in range(0, len(names), LIST_PAGE):
-            notes = await service.store.finished.read(names[start : start + LIST_PAGE])
-            yield jobs_pb2.ListReply(jobs=[status for note in notes if (status := await self._listed(note)) is not None])
-
-    async def _latest_finished(self, names: Sequence[str], most: int) -> set[str]:
-        """Return the names of the finished jobs that were submitted last, at most so many."""
-        latest: list[str] = []
-        for stop in range(len(names), 0, -LIST_PAGE):
-            notes = await self._leadership.service.store.finished.read(names[max(0, stop - LIST_PAGE) : stop])
-            latest += [note.job for note in reversed(notes) if note.is_over]
-            if len(latest) >= most:
-                break
-        return set(latest[:most])
-
-    async def _listed(self, note: JobNote) -> jobs_pb2.JobStatus | None:
-        """Return what a list says of a job: all of one in memory, what the store notes of any other; None of one that is gone."""
-        service = self._leadership.service
-        if (run := service.jobs.get(note.job)) is not None:
-            return await self._status(run)
-        if note.job in service.set_aside:
-            why = service.set_aside[note.job]
-            return jobs_pb2.JobStatus(job=note.job, state=jobs_pb2.JOB_STATE_SET_ASIDE, message=why)
-        if not note.is_over:
-            return None
-        figures = note.summary or Summary(committed_steps=note.committed_steps)
-        return jobs_pb2.JobStatus(
-            job=note.job,
-            state=jobs_pb2.JobState.Value(f"JOB_STATE_{note.state}"),
-            message=note.message,
-            committed_steps=note.committed_steps,
-            num_steps=figures.num_steps,
-            committed_samples=figures.samples,
-            quarantined_samples=figures.quarantined,
-            num_shards=figures.num_shards,
-            indexed_shards=figures.indexed_shards,
-        )
+            yield jobs_pb2.ListReply(jobs=await listed_statuses(self._leadership, names[start : start + LIST_PAGE]))
 
     @unary_method
     async def Delete(self, request: jobs_pb2.DeleteRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.DeleteReply:
@@ -106,7 +67,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def Cancel(self, request: jobs_pb2.CancelRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
-        return await self._status(await to_its_end(self._leadership.service.cancel_with_evaluations(request.job)))
+        return await job_status(self._leadership, await to_its_end(self._leadership.service.cancel_with_evaluations(request.job)))
 
     @stream_method
     async def Manifest(
@@ -126,19 +87,19 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     async def Pause(self, request: jobs_pb2.PauseRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
         await to_its_end(run.pause(request.paused))
-        return await self._status(run)
+        return await job_status(self._leadership, run)
 
     @unary_method
     async def Reset(self, request: jobs_pb2.ResetRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
         await to_its_end(run.rewind(request.step))
-        return await self._status(run)
+        return await job_status(self._leadership, run)
 
     @unary_method
     async def SetWeights(self, request: jobs_pb2.WeightsRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
         run = await self._leadership.service.load(request.job)
         await to_its_end(run.set_weights(request.step, dict(request.weights)))
-        return await self._status(run)
+        return await job_status(self._leadership, run)
 
     @unary_method
     async def SetTopology(self, request: jobs_pb2.TopologyRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.JobStatus:
@@ -146,7 +107,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
         generation = request.generation if request.HasField("generation") else None
         execution = load_execution_json(request.execution_json) if request.execution_json else None
         await to_its_end(run.set_topology(load_topology_json(request.topology_json), generation, execution))
-        return await self._status(run)
+        return await job_status(self._leadership, run)
 
     @stream_method
     async def Ledger(
@@ -170,7 +131,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
 
     @unary_method
     async def ShowPlan(self, request: jobs_pb2.ShowPlanRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.ShowPlanReply:
-        step = _shown_step(await self._leadership.service.load(request.job), request.step)
+        step = shown_step(await self._leadership.service.load(request.job), request.step)
         assert step.plan is not None
         return jobs_pb2.ShowPlanReply(
             step=step.index,
@@ -196,100 +157,5 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
             forgetful=[
                 jobs_pb2.StoreSetting(name=name, value=value, wanted=DURABLE[name]) for name, value in (forgetful or {}).items()
             ],
-            preprocessors=map(_preprocessor_status, service.fleet.members.values()),
+            preprocessors=preprocessor_statuses(service),
         )
-
-    async def _status(self, run: JobRun) -> jobs_pb2.JobStatus:
-        service = self._leadership.service
-        nodes = service.nodes[run.name]
-        forecast_step_s, measured_step_s = run.cursor.step_times
-        return jobs_pb2.JobStatus(
-            job=run.name,
-            state=jobs_pb2.JobState.Value(f"JOB_STATE_{run.cursor.state}"),
-            message=run.cursor.message,
-            committed_steps=run.cursor.committed,
-            num_steps=run.cursor.num_steps,
-            committed_samples=run.cursor.progress.samples,
-            quarantined_samples=await service.store.num_quarantined(run.name),
-            num_shards=len(run.manifest.shards),
-            indexed_shards=run.manifest.num_counted,
-            first_loss=run.cursor.progress.first_loss,
-            last_loss=run.cursor.progress.last_loss,
-            data_wait_s=run.cursor.progress.data_wait_s,
-            step_s=run.cursor.progress.step_s,
-            forecast_step_s=forecast_step_s,
-            measured_step_s=measured_step_s,
-            preprocessors=map(_preprocessor_status, service.fleet.members.values()),
-            spec_json=run.planned_spec.to_json(),
-            planned_steps=sum(step.plan is not None for step in run.cursor.steps.values()),
-            planned_bytes=sum(step.num_bytes or 0 for step in run.cursor.steps.values()),
-            window_bytes=run.window_bytes,
-            warning=run.warning,
-            paused=run.paused,
-            generation=run.generation,
-            topology_json=run.planned_spec.topology.model_dump_json(),
-            leader=self._leadership.leader.split()[0],
-            term=service.store.database.term,
-            ranks=[_rank_status(session) for _, session in sorted(run.sessions.by_rank.items())],
-            sources=_source_statuses(run),
-            up_s=time.monotonic() - service.began_s,
-            mixture_json=json.dumps(run.batches.changes),
-            snapshot=nodes.snapshot if nodes.snapshot.generation else None,
-            recoveries=nodes.recoveries,
-            nodes=[jobs_pb2.NodeStatus(node=name, connected=here, leaving=leaving) for name, here, leaving in nodes.present],
-        )
-
-
-def _runs(service: ReorderService, job: str) -> bool:
-    run = service.jobs.get(job)
-    return run is not None and not run.cursor.is_over
-
-
-def _preprocessor_status(member: Member) -> jobs_pb2.PreprocessorStatus:
-    return jobs_pb2.PreprocessorStatus(
-        preprocessor=member.name,
-        endpoint=member.endpoint,
-        samples_decoded=member.samples_decoded,
-        bytes_decoded=member.bytes_decoded,
-        store_bytes=member.store_bytes,
-        store_budget_bytes=member.store_budget_bytes,
-        leases=len(member.leases),
-        slots=member.slots,
-        occupancy=member.occupancy,
-        late=len(member.overdue),
-        silent=member.silent,
-        kept=len(member.kept),
-        release=member.release,
-        clock_ahead_s=member.clock_ahead_s,
-    )
-
-
-def _rank_status(session: Session) -> jobs_pb2.RankStatus:
-    return jobs_pb2.RankStatus(
-        rank=session.rank,
-        committed_steps=session.next_step,
-        data_wait_s=session.data_wait_s,
-        step_s=session.step_s,
-        connected=session.streaming,
-    )
-
-
-def _source_statuses(run: JobRun) -> list[jobs_pb2.SourceStatus]:
-    names = [source.name for source in run.spec.sources]
-    amounts = [run.cursor.progress.delivered.get(name, Amounts()) for name in names]
-    return [
-        jobs_pb2.SourceStatus(source=name, share=share, **given._asdict())
-        for name, share, given in zip(names, run.batches.shares(run.cursor.next_step), amounts, strict=True)
-    ]
-
-
-def _shown_step(run: JobRun, index: int) -> PlannedStep:
-    planned = [*run.cursor.recent, *(step for step in run.cursor.steps.values() if step.plan is not None)]
-    if index < 0:
-        full = [step for step in planned if len(step.probes) == max(len(s.probes) for s in planned) and step.probes]
-        if full:
-            return full[-1]
-    for step in planned:
-        if step.index == index and step.probes:
-            return step
-    raise NotFoundError(f"no plan of step {index} of job {run.name!r} is at hand: only the window and the latest steps are kept")

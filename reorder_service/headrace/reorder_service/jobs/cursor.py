@@ -14,6 +14,7 @@ from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.jobs.batches import GlobalBatches
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep, RankCommit
 from headrace.reorder_service.jobs.sessions import Session
+from headrace.reorder_service.jobs.step_history import StepHistory
 from headrace.reorder_service.store.finished_jobs import FINAL
 from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -42,6 +43,7 @@ class Cursor:
         self.steps: dict[int, PlannedStep] = {}
         """The steps that are not committed, as far as their planning has begun."""
         self.recent: deque[PlannedStep] = deque(maxlen=RECENT_PLANS)
+        self.history = StepHistory()
         self.moving = asyncio.Lock()
         """Held while the cursor moves, forwards or back, and while anything changes that it must not pass meanwhile."""
         self._job = record.job
@@ -107,6 +109,7 @@ class Cursor:
         """Go to where the job stands in the store."""
         self.state, self.message, self.committed, self.progress = record.state, record.message, record.cursor, record.progress
         self.generation = record.generation
+        self.history.cut(record.cursor)
 
     def end(self, state: str, message: str) -> None:
         """Note the job's end, with a sentence for its ranks. One that was cancelled is never resumed: its plans are dropped."""
@@ -199,6 +202,7 @@ class Cursor:
             log.log(level, "quarantined %s", pairs(job=self._job, sample=item.name, reason=item.reason, detail=item.detail))
         del self.steps[step.index]
         self.recent.append(step)
+        self.history.add(step, record)
         while len(self.recent) > 1 and sum(len(kept.refs) for kept in self.recent) > RECENT_SAMPLES:
             self.recent.popleft()
         self.committed += 1

@@ -56,7 +56,7 @@ class JobRun:
         self._store = store
         self._fleet = fleet
         self._orders = Orders(self.name, self.spec.share, fleet, self.manifest, lambda: self.sessions.share_parts)
-        self._planner = Planner(record, self.spec, self.manifest, store, self._orders)
+        self._planner = Planner(record, self.spec, self.manifest, store, self._orders, self.cursor.history)
         self._order_error = ""
         self._planning_again = asyncio.Lock()
         self._changed = asyncio.Event()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
@@ -74,6 +75,11 @@ def check_memory(spec: JobSpec, memory_bytes: float) -> None:
         )
 
 
+def where_ranks_meet(spec: ExecutionSpec) -> Literal["", "microbatch", "step", "phases"]:
+    """Return where ranks that have all units wait for each other (`Execution.colocated`); empty for pipelines."""
+    return "phases" if spec.trainer == FSDP else spec.meet if spec.trainer == COLOCATED else ""
+
+
 def execution_of(job: JobSpec, topology: Topology) -> Execution:
     """Return how the job's trainers run plans for this topology, as the planner and its simulator see it.
 
@@ -93,7 +99,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
         measured=measured,
     )
     execution = Execution(
-        colocated="phases" if spec.trainer == FSDP else spec.meet if spec.trainer == COLOCATED else "",
+        colocated=where_ranks_meet(spec),
         max_tokens=spec.max_tokens,
         schedule=spec.schedule,
         chunks=spec.chunks,

@@ -20,9 +20,12 @@ from headrace.reorder_service.jobs.batches import GlobalBatches, content_of
 from headrace.reorder_service.jobs.corrections import Corrections
 from headrace.reorder_service.jobs.counted_shards import Manifest
 from headrace.reorder_service.jobs.formation import Formation
+from headrace.reorder_service.jobs.job_execution import where_ranks_meet
 from headrace.reorder_service.jobs.part_decoding import Decoding, lots_of
 from headrace.reorder_service.jobs.planned_step import PlannedPart, PlannedStep
 from headrace.reorder_service.jobs.probing import probe
+from headrace.reorder_service.jobs.step_balance import Balance, balance_of
+from headrace.reorder_service.jobs.step_history import StepHistory
 from headrace.reorder_service.jobs.turns import Turns
 from headrace.reorder_service.jobs.work_orders import Orders
 from headrace.reorder_service.store.state import JobRecord, StateStore
@@ -43,7 +46,11 @@ MOST_TRIES = 16  # rows tried to find a substitute; a shard with so many bad sam
 class Planner:
     """Plans the steps of one job whose samples are known. Results of probing are in the store until the step is committed."""
 
-    def __init__(self, record: JobRecord, spec: JobSpec, manifest: Manifest, store: StateStore, orders: Orders) -> None:
+    def __init__(
+        self, record: JobRecord, spec: JobSpec, manifest: Manifest, store: StateStore, orders: Orders, history: StepHistory
+    ) -> None:
+        """`history`: is told how even each plan is."""
+        self._history = history
         self._job = record.job
         self._uid = record.uid
         self._key = record.key
@@ -184,11 +191,14 @@ class Planner:
         """Plan a probed step in a worker thread. Raises JobFailedError where that fails."""
         vocab = self._manifest.vocabulary.size if self._manifest.vocabulary else 0
 
-        def make() -> StepPlan:
-            return step.make_plan(spec, spec.topology, formation, vocab=vocab, generation=generation)
+        def make() -> tuple[StepPlan, Balance | None]:
+            plan = step.make_plan(spec, spec.topology, formation, vocab=vocab, generation=generation)
+            return plan, balance_of(plan, step.sample_ids, step.costs, where_ranks_meet(spec.execution))
 
         with tracing.span("plan", step.trace, samples=len(step.probes)):
-            return await self._in_planning(step, make)
+            plan, balance = await self._in_planning(step, make)
+        self._history.note_plan(step.index, balance)
+        return plan
 
     async def _in_planning(self, step: PlannedStep, work: Callable[..., _T], *args: Any) -> _T:
         """Do a part of a step's planning in a worker thread.

@@ -348,18 +348,18 @@ class StateStore:
             yield LedgerEntry(step=step, samples=record.samples, loss=record.loss)
             step += 1
 
-    async def quarantine(self, job: str) -> AsyncIterator[Rejected]:
-        """Yield the quarantined samples, in no order and page by page. One may come twice if the quarantine grows meanwhile."""
-        async for name, fields in self._quarantined(job):
+    async def quarantine(self, job: str, page: int = _NAMES_PAGE) -> AsyncIterator[Rejected]:
+        """Yield the quarantined samples, `page` at a time, in no order. One may come twice if the quarantine grows meanwhile."""
+        async for name, fields in self._quarantined(job, page):
             reason, detail = refusal(fields["reason"], fields["detail"])
             yield Rejected(name=name, reason=reason, detail=detail, sample_id=fields["sample_id"], row=fields.get("row"))
 
-    async def _quarantined(self, job: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield (name, fields) of each entry of the quarantine, in no order."""
+    async def _quarantined(self, job: str, page: int = _NAMES_PAGE) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield (name, fields) of each entry of the quarantine, in no order, read about `page` at a time."""
         cursor = 0
         while True:
-            cursor, page = await self._read(self._redis.hscan(job_key(job, "quarantine"), cursor, count=_NAMES_PAGE))
-            for name, value in page.items():
+            cursor, found = await self._read(self._redis.hscan(job_key(job, "quarantine"), cursor, count=page))
+            for name, value in found.items():
                 yield name, json.loads(value)
             if cursor == 0:
                 return

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.doctor import job_state, service_state
 from headrace.cli.doctor.diagnosis import Diagnosis, State, examined, from_sentence, worst
-from headrace.cli.watch.rates import Look
+from headrace.rates import Look
 from headrace.v1 import jobs_pb2
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus, ServiceStatus
 

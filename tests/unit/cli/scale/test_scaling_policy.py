@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from headrace.bottleneck import WAITS
 from headrace.cli.scale.scaling_policy import MOST_GROWTH, REMEMBER_S, START_S, Load, ScalingPolicy, needed
-from headrace.cli.watch.bottleneck import WAITS
 
 INTERVAL_S, COOL_DOWN_S = 15.0, 300.0
 MAXIMUM = 32

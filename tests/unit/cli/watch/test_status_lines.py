@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.watch.rates import Look
 from headrace.cli.watch.status_lines import (
     job_line,
     node_line,
@@ -15,6 +14,7 @@ from headrace.cli.watch.status_lines import (
     rank_line,
     status_lines,
 )
+from headrace.rates import Look
 from headrace.snapshot import NOBODY
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy

@@ -13,11 +13,11 @@ from rich.console import Console
 
 from headrace.cli.main import main
 from headrace.cli.watch import top
-from headrace.cli.watch.rates import Look
 from headrace.cli.watch.top_figures import figures
 from headrace.cli.watch.top_table import picture
 from headrace.errors import NotFoundError, UnavailableError
 from headrace.jobs_client import JobsClient
+from headrace.rates import Look
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus, SourceStatus

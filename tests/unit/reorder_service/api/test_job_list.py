@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import grpc
 import pytest
 
-from headrace.reorder_service.api import jobs as api
+from headrace.reorder_service.api import job_statuses, jobs
 from headrace.reorder_service.api.jobs import JobsServicer
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.store.finished_jobs import Summary
@@ -23,7 +23,8 @@ Pages = Callable[[int], Awaitable[list[list[jobs_pb2.JobStatus]]]]
 @pytest.fixture
 async def pages(start: Start, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Pages]:
     """Of a service with jobs over0 to over6, of which only the store knows, and jobs a and z before and after them."""
-    monkeypatch.setattr(api, "LIST_PAGE", PAGE)
+    for module in (jobs, job_statuses):
+        monkeypatch.setattr(module, "LIST_PAGE", PAGE)
     service = await start()
     await submit(service, name="a", join=False)
     for number in range(FINISHED):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from headrace.cli.watch.rates import Look, data_wait, recent
+from headrace.rates import Look, data_wait, recent
 from headrace.v1 import jobs_pb2
 from headrace.v1.jobs_pb2 import JobStatus
 
@@ -77,7 +77,7 @@ def decoding_threads(slots: int) -> int:
 
 
 def bottleneck(looks: Sequence[Look]) -> Finding:
-    """Find the bottleneck of one job from one look or more, the earliest first (headrace.cli.watch.rates.Looks)."""
+    """Find the bottleneck of one job from one look or more, the earliest first (headrace.rates.Looks)."""
     status = looks[-1].status
     return _standing(status) or _late_ranks(status) or _start(status) or _stalled(looks) or _slowest_part(looks)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.watch.bottleneck import Finding, bottleneck, decoding_threads
-from headrace.cli.watch.rates import MAX_SPAN_S, SPAN_S, Look, Looks, data_wait, decoding_rates, samples_per_s, steps_per_s
+from headrace.bottleneck import Finding, bottleneck, decoding_threads
+from headrace.rates import MAX_SPAN_S, SPAN_S, Look, Looks, data_wait, decoding_rates, samples_per_s, steps_per_s
 from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, PreprocessorStatus, RankStatus

@@ -1,0 +1,36 @@
+"""The files of the page, read once: a path that is not among them does not exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.reorder_service.page.answers import Answer
+
+STATIC = Path(__file__).parent / "static"
+INDEX = "index.html"
+CONTENT_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".ico": "image/vnd.microsoft.icon",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".png": "image/png",
+    ".svg": "image/svg+xml",
+    ".txt": "text/plain; charset=utf-8",
+    ".woff2": "font/woff2",
+}
+
+
+def static_answers(folder: Path = STATIC) -> dict[str, Answer]:
+    """Return the answer to each path that the files of a folder have: /static/NAME, and / for its INDEX.
+
+    Files of other kinds than CONTENT_TYPES, and hidden ones, are left out.
+    """
+    answers = {
+        f"/static/{path.relative_to(folder).as_posix()}": Answer.of(path.read_bytes(), CONTENT_TYPES[path.suffix])
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.suffix in CONTENT_TYPES and not path.name.startswith(".")
+    }
+    if (index := answers.get(f"/static/{INDEX}")) is not None:
+        answers["/"] = index
+    return answers

@@ -1,0 +1,88 @@
+"""The page of a cluster that asks for tokens and speaks TLS, beside a job that is trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cluster_token import TOKEN, TOKEN_FILE
+from headrace.identity import AUTHORITIES, TLS
+from tests.papers import make_cluster_papers
+
+pytestmark = pytest.mark.integration
+
+STEPS = 4
+
+
+def test_no_page_is_open_to_the_network_unasked(headrace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (TOKEN, TOKEN_FILE):
+        monkeypatch.delenv(name, raising=False)
+    result = headrace("reorder", "--listen", "127.0.0.1:0", "--page", "0.0.0.0:0")
+    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
+    assert "--page 0.0.0.0:0 lets in whoever reaches it" in result.stderr
+    assert "--allow-anyone" in result.stderr
+
+
+def test_a_job_is_seen_over_https_by_who_may_watch(
+    headrace, cluster: Any, spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    papers = make_cluster_papers(tmp_path / "papers")
+    assert headrace("tokens", str(tmp_path / "tokens")).returncode == 0
+    tokens = {path.name: path.read_text().strip() for path in (tmp_path / "tokens").iterdir()}
+    monkeypatch.setenv(TLS, str(papers / "client"))
+    cluster.start_reorder("--tls", str(papers / "reorder"), "--tokens", str(tmp_path / "tokens"), "--page", "127.0.0.1:0")
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "tokens" / "preprocess"))
+    cluster.add_preprocessors(1, "--tls", str(papers / "preprocessor"), "--tokens", str(tmp_path / "tokens"))
+    get = _getter(tmp_path / "reorder.log", papers / "client" / AUTHORITIES)
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "tokens" / "submit"))
+    job = cluster.submit(spec("seen", steps=STEPS))
+    seen: list[Any] = []
+    steps = cluster.consume(
+        job, lambda _step: seen.append(get(f"/api/jobs/{job}", tokens["watch"])), tls=papers / "trainer", token=tokens["train"]
+    )
+    assert steps == list(range(STEPS))
+    assert [(status, body["state"], len(body["ranks"])) for status, body in seen] == [(200, "running", 1)] * STEPS
+    cluster.wait_for_state(job, "done")
+    about = get("/api/service", tokens["watch"])[1]
+    assert (about["leading"], about["endpoint"], len(about["preprocessors"])) == (True, cluster.endpoint, 1)
+    deadline = time.monotonic() + 60
+    while get("/api/jobs", tokens["watch"])[1]["jobs"][0]["state"] != "done":  # an answer is kept for a second
+        assert time.monotonic() < deadline
+    told = get(f"/api/jobs/{job}/steps", tokens["watch"])[1]
+    assert (told["first_step"], len(told["samples"]), min(told["samples"]) > 0) == (0, STEPS, True)
+    assert min(told["balance_after"]) >= 1.0 - 1e-6
+    timeline = get(f"/api/jobs/{job}/timeline", tokens["watch"])[1]
+    assert timeline["rows"][0]["actions"][0]["kind"] == "forward"
+    assert get(f"/api/jobs/{job}/quarantine", tokens["watch"])[1]["total"] >= 0
+    assert get("/api/jobs", "")[0] == 401
+    assert get("/api/jobs", tokens["preprocess"])[0] == 403
+    refused = [line for line in (tmp_path / "reorder.log").read_text().splitlines() if "refused a call" in line]
+    assert any("GET /api/jobs" in line and "peer=ipv4:127.0.0.1:" in line and "no token" in line for line in refused), refused
+
+
+def _getter(log: Path, authorities: Path) -> Callable[[str, str], tuple[int, Any]]:
+    """(path, token) -> status and body, of the page whose address is in the log."""
+    found = re.search(r"page url=(https://\S+)/", log.read_text())
+    assert found is not None, log.read_text()
+    trusted = ssl.create_default_context(cafile=str(authorities))
+    trusted.check_hostname = False  # the certificate is that of reorder.headrace
+
+    def get(path: str, token: str) -> tuple[int, Any]:
+        request = urllib.request.Request(found[1] + path, headers={"Authorization": f"Bearer {token}"} if token else {})
+        try:
+            with urllib.request.urlopen(request, timeout=30, context=trusted) as reply:
+                return reply.status, json.load(reply)
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, json.load(err)
+
+    return get

@@ -1,0 +1,233 @@
+"""The page's server over a real socket, in front of a real service in the test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from headrace.admission import release
+from headrace.errors import EndpointError
+from headrace.identity import AUTHORITIES, Identity
+from headrace.reorder_service.leadership import Leadership
+from headrace.reorder_service.page import page_server
+from headrace.reorder_service.page.page_server import PageOptions, page_served
+from headrace.reorder_service.page.static_files import static_answers
+from headrace.reorder_service.service import ReorderService
+from tests.papers import make_cluster_papers, serial_number
+from tests.unit.reorder_service.job_world import Preprocessor, Start, consume, submit, until
+
+ENDPOINT = "127.0.0.1:7070"
+
+
+@contextlib.asynccontextmanager
+async def page(service: ReorderService | None = None, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
+    """The page of a service that leads; None: of one that stands by."""
+    leadership = Leadership()
+    leadership.leader = f"{ENDPOINT} 0123abcd" if service is not None else "10.0.0.2:7070 4567cdef"
+    leadership.active_service, leadership.lease_ends_s = service, math.inf
+    async with (
+        page_served(PageOptions(listen="127.0.0.1:0", **options), leadership, ENDPOINT) as url,
+        aiohttp.ClientSession(url) as session,
+    ):
+        yield session
+
+
+async def get(session: aiohttp.ClientSession, path: str, status: int = 200, **options: Any) -> Any:
+    async with session.get(path, **options) as reply:
+        assert reply.status == status, await reply.text()
+        assert reply.headers["Content-Type"] == "application/json"
+        return await reply.json()
+
+
+@pytest.fixture
+async def service(start: Start) -> ReorderService:
+    """With a job of 6 steps whose row 3 is bad, 3 of which are committed, and a submitted one that nobody trains."""
+    service = await start()
+    preprocessor = Preprocessor(service=service, bad_rows={3})
+    preprocessor.join()
+    preprocessor.member.store_bytes, preprocessor.member.store_budget_bytes = 5, 10
+    run = await submit(service, join=False)
+    await run.wait_ready()
+    await consume(run, run.open_session(0, 1), stop=3)
+    other = await submit(service, join=False, name="other")
+    await other.wait_ready()
+    return service
+
+
+async def test_the_service_and_the_list_of_its_jobs(service: ReorderService) -> None:
+    async with page(service) as session:
+        about = await get(session, "/api/service")
+        listed = await get(session, "/api/jobs")
+    assert (about["version"], about["endpoint"], about["leading"], about["leader"]) == (release(), ENDPOINT, True, ENDPOINT)
+    assert about["message"] == ""
+    [one] = about["preprocessors"]
+    assert (one["id"], one["host"], one["threads"], one["store_bytes"], one["store_budget_bytes"]) == ("p", "p", 1, 5, 10)
+    assert [(job["job"], job["state"], job["committed_steps"], job["num_steps"]) for job in listed["jobs"]] == [
+        ("job", "running", 3, 6),
+        ("other", "running", 0, 6),
+    ]
+    assert [job["ranks"] for job in listed["jobs"]] == [1, 0]
+    assert listed["jobs"][1]["held_up"]
+    assert listed["jobs"][1]["finding"].startswith("no trainer is connected: ")
+    assert listed["left_out"] == 0
+
+
+async def test_one_job_with_all_its_parts(service: ReorderService) -> None:
+    run = service.jobs["job"]
+    await until(lambda: len(run.cursor.planned) == 2)
+    async with page(service) as session:
+        job = await get(session, "/api/jobs/job")
+        steps = await get(session, "/api/jobs/job/steps?last=2")
+        timeline = await get(session, "/api/jobs/job/timeline")
+        committed = await get(session, "/api/jobs/job/timeline?step=1")
+        quarantine = await get(session, "/api/jobs/job/quarantine?first=0&count=5")
+        later = await get(session, "/api/jobs/job/quarantine?first=1")
+    assert (job["committed_steps"], job["num_steps"], job["planned_steps"], job["generation"]) == (3, 6, 2, 1)
+    assert (job["batch_size"], job["strategy"], job["loss"]) == (4, "auto", 2.0)
+    assert [(one["source"], one["asked"]) for one in job["mixture"]] == [("source0", 1.0)]
+    assert [(rank["rank"], rank["unit"], rank["step_s"]) for rank in job["ranks"]] == [(0, None, 1.0)]
+    assert (steps["first_step"], steps["measured_s"], steps["forecast_s"]) == (1, [1.0, 1.0], [None, None])
+    assert {len(column) for name, column in steps.items() if name != "first_step"} == {2}
+    assert (timeline["step"], timeline["measured_s"]) == (4, None)
+    assert (committed["step"], committed["measured_s"]) == (1, 1.0)
+    assert {action["kind"] for row in timeline["rows"] for action in row["actions"]} == {"forward", "backward"}
+    [rejection] = quarantine["rejections"]
+    assert quarantine["total"] == 1
+    assert (rejection["shard"], rejection["row"], rejection["reason"]) == ("source0/a", 3, "corrupt_media")
+    assert later == {"total": 1, "rejections": []}
+
+
+async def test_a_job_that_is_over_stays_to_be_looked_at(service: ReorderService) -> None:
+    run = service.jobs["job"]
+    await consume(run, run.open_session(0, 1))
+    await run.stop()
+    async with page(service) as session:
+        job = await get(session, "/api/jobs/job")
+        listed = await get(session, "/api/jobs")
+    assert (job["state"], job["finding"]) == ("done", "every step is committed")
+    assert (job["held_up"], job["samples_per_s"]) == (False, None)
+    assert [one["state"] for one in listed["jobs"]] == ["done", "running"]
+
+
+async def test_what_has_not_changed_is_not_sent_again(service: ReorderService) -> None:
+    async with page(service) as session:
+        async with session.get("/api/jobs/job/steps") as reply:
+            etag, body = reply.headers["ETag"], await reply.read()
+        async with session.get("/api/jobs/job/steps", headers={"If-None-Match": etag}) as again:
+            assert (again.status, await again.read(), again.headers["ETag"]) == (304, b"", etag)
+        async with session.head("/api/jobs/job/steps") as head:
+            assert (head.status, head.headers["Content-Length"], await head.read()) == (200, str(len(body)), b"")
+        assert {name: head.headers[name] for name in ("Server", "X-Content-Type-Options")} == {
+            "Server": "headrace",
+            "X-Content-Type-Options": "nosniff",
+        }
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "sentence"),
+    [
+        ("/api/jobs/nobody", 404, "no job 'nobody' here; there are: job, other"),
+        ("/api/jobs/nobody/steps", 404, "no job 'nobody' here"),
+        ("/api/jobs/job/timeline?step=77", 404, "no plan of step 77 of job 'job' is at hand"),
+        ("/api/jobs/job/steps?last=0", 400, "?last= takes a whole number from 1 to 1000, got '0'"),
+        ("/api/jobs/job/quarantine?count=-1", 400, "?count= takes a whole number from 1 to 1000, got '-1'"),
+        ("/api/jobs/job/plans", 404, "there is no such path: /api has service, jobs, jobs/NAME"),
+        ("/api/", 404, "there is no such path"),
+        ("/static/../page_server.py", 404, "the page has no file"),
+        ("/static/%2e%2e/page_server.py", 404, "the page has no file"),
+        ("/metrics", 404, "the page has no file '/metrics': open /"),
+    ],
+)
+async def test_what_there_is_not_is_told_in_a_sentence(service: ReorderService, path: str, status: int, sentence: str) -> None:
+    async with page(service) as session:
+        assert sentence in (await get(session, path, status))["error"]
+
+
+async def test_nothing_is_changed_by_the_page(service: ReorderService) -> None:
+    async with page(service) as session, session.post("/api/jobs", data=b"{}") as reply:
+        assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")
+        assert "not by POST" in (await reply.json())["error"]
+
+
+async def test_the_files_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<!doctype html><title>here</title>")
+    monkeypatch.setattr(page_server, "static_answers", lambda: static_answers(tmp_path))
+    async with page(token="a-token-of-the-cluster") as session:
+        for path in ("/", "/static/index.html"):
+            async with session.get(path) as reply:
+                assert (reply.status, reply.content_type, await reply.text()) == (
+                    200,
+                    "text/html",
+                    "<!doctype html><title>here</title>",
+                )
+
+
+async def test_a_standby_says_who_leads() -> None:
+    async with page() as session:
+        about = await get(session, "/api/service")
+        assert (about["leading"], about["leader"], about["preprocessors"]) == (False, "10.0.0.2:7070", [])
+        for path in ("/api/jobs", "/api/jobs/job", "/api/jobs/job/steps"):
+            assert (await get(session, path, 409))["error"] == "this reorder service stands by; 10.0.0.2:7070 leads"
+
+
+async def test_a_service_with_a_token_asks_for_it(service: ReorderService) -> None:
+    token = "a-token-of-the-cluster"
+    async with page(service, token=token) as session:
+        assert "send `Authorization: Bearer TOKEN`" in (await get(session, "/api/jobs", 401))["error"]
+        assert len((await get(session, "/api/jobs", headers={"Authorization": f"Bearer {token}"}))["jobs"]) == 2
+
+
+async def test_https_with_papers_that_are_renewed_meanwhile(tmp_path: Path) -> None:
+    papers = make_cluster_papers(tmp_path / "papers")
+    client = ssl.create_default_context(cafile=str(papers / "reorder" / AUTHORITIES))
+
+    async def shown(session: aiohttp.ClientSession) -> int:
+        """The number of the certificate that a new connection is shown."""
+        async with session.get("/api/service", headers={"Connection": "close"}, server_hostname="reorder.headrace") as reply:
+            assert (reply.status, reply.url.scheme) == (200, "https")
+            assert reply.connection is not None
+            certificate = reply.connection.transport.get_extra_info("peercert")
+            return int(certificate["serialNumber"], 16)
+
+    leadership = Leadership()
+    options = PageOptions(listen="127.0.0.1:0", identity=Identity(papers / "reorder"))
+    async with (
+        page_served(options, leadership, ENDPOINT) as url,
+        aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(ssl=client, force_close=True)) as session,
+    ):
+        assert await shown(session) == serial_number(papers / "reorder")
+        make_cluster_papers(papers, renew=True)
+        assert await shown(session) == serial_number(papers / "reorder")
+
+
+async def test_a_taken_port_is_named_with_the_remedy() -> None:
+    async with page() as session:
+        taken = f"127.0.0.1:{session._base_url.port}"  # type: ignore[union-attr]
+        with pytest.raises(EndpointError, match=f"^cannot serve the page on {taken}: .*; give --page another HOST:PORT"):
+            async with page_served(PageOptions(listen=taken), Leadership(), ENDPOINT):
+                pass
+
+
+async def test_fifty_who_look_cost_what_one_does(service: ReorderService, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    count = service.store.num_quarantined
+
+    async def counted(job: str) -> int:
+        nonlocal looks
+        looks += 1
+        return await count(job)
+
+    monkeypatch.setattr(service.store, "num_quarantined", counted)
+    async with page(service) as session:
+        bodies = await asyncio.gather(*(get(session, "/api/jobs/job") for _ in range(50)))
+    assert {json.dumps(body) for body in bodies} == {json.dumps(bodies[0])}
+    assert looks <= 2  # a second may pass on a busy machine
