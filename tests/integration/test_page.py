@@ -35,13 +35,15 @@ def test_no_page_is_open_to_the_network_unasked(headrace, monkeypatch: pytest.Mo
 def test_a_job_is_seen_over_https_by_who_may_watch(
     headrace, cluster: Any, spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for name in (TOKEN, TOKEN_FILE):
+        monkeypatch.delenv(name, raising=False)
     papers = make_cluster_papers(tmp_path / "papers")
     assert headrace("tokens", str(tmp_path / "tokens")).returncode == 0
     tokens = {path.name: path.read_text().strip() for path in (tmp_path / "tokens").iterdir()}
     monkeypatch.setenv(TLS, str(papers / "client"))
     cluster.start_reorder("--tls", str(papers / "reorder"), "--tokens", str(tmp_path / "tokens"), "--page", "127.0.0.1:0")
-    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "tokens" / "preprocess"))
-    cluster.add_preprocessors(1, "--tls", str(papers / "preprocessor"), "--tokens", str(tmp_path / "tokens"))
+    own = ("--tls", str(papers / "preprocessor"), "--cluster-token-file", str(tmp_path / "tokens" / "preprocess"))
+    cluster.add_preprocessors(1, *own, "--tokens", str(tmp_path / "tokens"))
     get = _getter(tmp_path / "reorder.log", papers / "client" / AUTHORITIES)
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "tokens" / "submit"))
     job = cluster.submit(spec("seen", steps=STEPS))
@@ -57,6 +59,7 @@ def test_a_job_is_seen_over_https_by_who_may_watch(
     deadline = time.monotonic() + 60
     while get("/api/jobs", tokens["watch"])[1]["jobs"][0]["state"] != "done":  # an answer is kept for a second
         assert time.monotonic() < deadline
+        time.sleep(0.05)  # polls a real service
     told = get(f"/api/jobs/{job}/steps", tokens["watch"])[1]
     assert (told["first_step"], len(told["samples"]), min(told["samples"]) > 0) == (0, STEPS, True)
     assert min(told["balance_after"]) >= 1.0 - 1e-6

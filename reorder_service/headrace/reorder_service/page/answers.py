@@ -25,15 +25,14 @@ JSON = "application/json"
 
 _PIECE = 100  # entries of a list that are encoded at a time: no other thread has a turn meanwhile, for some tenths of a ms
 
-# A page can load nothing but what comes from this server, and no other site can frame it or read what it gets.
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
+# No other site's page can embed an answer or have it read as something else. A dozen headers would take a request's time again.
+_HEADERS = {
+    "Cache-Control": "no-cache",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
     "Server": "headrace",
     "X-Content-Type-Options": "nosniff",
 }
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +44,20 @@ class Answer:
     headers: Mapping[str, str] = field(repr=False)
 
     @classmethod
-    def of(cls, body: bytes, content_type: str, status: int = 200, **more: str) -> Answer:
-        """Return an answer that a client keeps and asks about with its ETag. `more`: further headers, such as Allow."""
+    def of(cls, body: bytes, content_type: str, status: int = 200, more: Mapping[str, str] = _NO_HEADERS) -> Answer:
+        """Return an answer that a client keeps and asks about with its ETag. `more`: further headers."""
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        headers = {"Content-Type": content_type, "ETag": etag, "Cache-Control": "no-cache", **SECURITY_HEADERS, **more}
-        return cls(status, body, headers)
+        return cls(status, body, {"Content-Type": content_type, "ETag": etag, **_HEADERS, **more})
 
     @classmethod
-    def of_value(cls, value: Any, status: int = 200, **more: str) -> Answer:
+    def of_value(cls, value: Any, status: int = 200, more: Mapping[str, str] = _NO_HEADERS) -> Answer:
         """Return an answer in JSON. Raises ValueError for a number that is infinite or none."""
-        return cls.of(encoded(value).encode(), JSON, status, **more)
+        return cls.of(encoded(value).encode(), JSON, status, more)
 
     @classmethod
-    def of_error(cls, status: int, error: object, **more: str) -> Answer:
+    def of_error(cls, status: int, error: object, more: Mapping[str, str] = _NO_HEADERS) -> Answer:
         """Return an answer with an error, a sentence that says what to do."""
-        return cls.of_value({"error": str(error)}, status, **more)
+        return cls.of_value({"error": str(error)}, status, more)
 
     def is_known_by(self, if_none_match: str | None) -> bool:
         """Whether a client that sends this If-None-Match has the answer already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import time
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class PageAdmission:
                 f"this service answers {self._rate.per_s:g} requests a second of one host, and yours makes more: wait a second, "
                 "ask less often, or raise the service's --max-calls-per-s"
             )
-            return self._refused(Reason.TOO_MANY_CALLS, caller, path, Answer.of_error(429, sentence, **{"Retry-After": "1"}))
+            return self._refused(Reason.TOO_MANY_CALLS, caller, path, Answer.of_error(429, sentence, {"Retry-After": "1"}))
         if not (self._own or self._folder):
             return None if self._any_host or is_own_name(host) else self._foreign(caller, path, host)
         token = authorization.removeprefix(_SCHEME) if authorization.startswith(_SCHEME) else ""
@@ -75,7 +76,7 @@ class PageAdmission:
                 "`Authorization: Bearer TOKEN` with the cluster's token, or one of the role watch, submit or train"
             )
             reason = Reason.UNKNOWN_TOKEN if authorization else Reason.NO_TOKEN
-            return self._refused(reason, caller, path, Answer.of_error(401, sentence, **{"WWW-Authenticate": "Bearer"}))
+            return self._refused(reason, caller, path, Answer.of_error(401, sentence, {"WWW-Authenticate": "Bearer"}))
         if not may_call(roles, _METHOD):
             has = role_names(roles)
             sentence = f"the page takes a token of the role watch, submit or train, and this one has {has}: take another token"
@@ -95,6 +96,7 @@ class PageAdmission:
         return answer
 
 
+@functools.lru_cache(maxsize=64)
 def is_own_name(host: str) -> bool:
     """Whether a request's Host is an address or localhost, which no site can take for its own name; so is none."""
     if not host:

@@ -104,7 +104,7 @@ class _Page:
         asked = request.raw_path
         if request.method not in ("GET", "HEAD"):
             sentence = f"the page is only read, by GET and HEAD, not by {request.method}: change jobs with `headrace job`"
-            return Answer.of_error(405, sentence, Allow="GET, HEAD")
+            return Answer.of_error(405, sentence, {"Allow": "GET, HEAD"})
         path = asked.partition("?")[0]
         if not path.startswith("/api/"):
             return self._static.get(path) or Answer.of_error(404, f"the page has no file {path[:100]!r}: open /")

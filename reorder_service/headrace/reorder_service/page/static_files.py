@@ -20,17 +20,24 @@ CONTENT_TYPES = {
     ".woff2": "font/woff2",
 }
 
+# A page can load nothing but what comes from this server, and no other site can frame it.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+
 
 def static_answers(folder: Path = STATIC) -> dict[str, Answer]:
     """Return the answer to each path that the files of a folder have: /static/NAME, and / for its INDEX.
 
     Files of other kinds than CONTENT_TYPES, and hidden ones, are left out.
     """
-    answers = {
-        f"/static/{path.relative_to(folder).as_posix()}": Answer.of(path.read_bytes(), CONTENT_TYPES[path.suffix])
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix in CONTENT_TYPES and not path.name.startswith(".")
-    }
+    answers = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in CONTENT_TYPES and not path.name.startswith("."):
+            answer = Answer.of(path.read_bytes(), CONTENT_TYPES[path.suffix], more=_PAGE_HEADERS)
+            answers[f"/static/{path.relative_to(folder).as_posix()}"] = answer
     if (index := answers.get(f"/static/{INDEX}")) is not None:
         answers["/"] = index
     return answers

@@ -52,7 +52,7 @@ def test_unequal_pipelines_are_dealt_as_many_microbatches_as_they_have() -> None
     assert judged(plan_of_slots([[0], [1]], [[2]]), **costs) == Balance(before=1.0, after=1.0)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 @given(
     st.integers(1, 4), st.integers(1, 4), st.lists(st.floats(0.1, 9.0), min_size=1, max_size=40), st.sampled_from(["", "step"])
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from cryptography import x509
 
 from headrace.admission import release
 from headrace.errors import EndpointError
@@ -52,10 +53,8 @@ async def get(session: aiohttp.ClientSession, path: str, status: int = 200, **op
 async def service(start: Start) -> ReorderService:
     """With a job of 6 steps whose row 3 is bad, 3 of which are committed, and a submitted one that nobody trains."""
     service = await start()
-    preprocessor = Preprocessor(service=service, bad_rows={3})
-    preprocessor.join()
-    preprocessor.member.store_bytes, preprocessor.member.store_budget_bytes = 5, 10
-    run = await submit(service, join=False)
+    Preprocessor(service=service, bad_rows={3}).join()
+    run = await submit(service, join=False, shuffle=False)
     await run.wait_ready()
     await consume(run, run.open_session(0, 1), stop=3)
     other = await submit(service, join=False, name="other")
@@ -70,7 +69,7 @@ async def test_the_service_and_the_list_of_its_jobs(service: ReorderService) -> 
     assert (about["version"], about["endpoint"], about["leading"], about["leader"]) == (release(), ENDPOINT, True, ENDPOINT)
     assert about["message"] == ""
     [one] = about["preprocessors"]
-    assert (one["id"], one["host"], one["threads"], one["store_bytes"], one["store_budget_bytes"]) == ("p", "p", 1, 5, 10)
+    assert (one["id"], one["host"], one["threads"], one["decoding"], one["store_bytes"]) == ("p", "p", 1, 0, 0)
     assert [(job["job"], job["state"], job["committed_steps"], job["num_steps"]) for job in listed["jobs"]] == [
         ("job", "running", 3, 6),
         ("other", "running", 0, 6),
@@ -93,7 +92,7 @@ async def test_one_job_with_all_its_parts(service: ReorderService) -> None:
         later = await get(session, "/api/jobs/job/quarantine?first=1")
     assert (job["committed_steps"], job["num_steps"], job["planned_steps"], job["generation"]) == (3, 6, 2, 1)
     assert (job["batch_size"], job["strategy"], job["loss"]) == (4, "auto", 2.0)
-    assert [(one["source"], one["asked"]) for one in job["mixture"]] == [("source0", 1.0)]
+    assert [(one["source"], one["asked"]) for one in job["mixture"]] == [("d", 1.0)]
     assert [(rank["rank"], rank["unit"], rank["step_s"]) for rank in job["ranks"]] == [(0, None, 1.0)]
     assert (steps["first_step"], steps["measured_s"], steps["forecast_s"]) == (1, [1.0, 1.0], [None, None])
     assert {len(column) for name, column in steps.items() if name != "first_step"} == {2}
@@ -102,14 +101,13 @@ async def test_one_job_with_all_its_parts(service: ReorderService) -> None:
     assert {action["kind"] for row in timeline["rows"] for action in row["actions"]} == {"forward", "backward"}
     [rejection] = quarantine["rejections"]
     assert quarantine["total"] == 1
-    assert (rejection["shard"], rejection["row"], rejection["reason"]) == ("source0/a", 3, "corrupt_media")
+    assert (rejection["shard"], rejection["row"], rejection["reason"]) == ("d/a", 3, "corrupt_media")
     assert later == {"total": 1, "rejections": []}
 
 
 async def test_a_job_that_is_over_stays_to_be_looked_at(service: ReorderService) -> None:
     run = service.jobs["job"]
     await consume(run, run.open_session(0, 1))
-    await run.stop()
     async with page(service) as session:
         job = await get(session, "/api/jobs/job")
         listed = await get(session, "/api/jobs")
@@ -188,25 +186,22 @@ async def test_a_service_with_a_token_asks_for_it(service: ReorderService) -> No
 
 async def test_https_with_papers_that_are_renewed_meanwhile(tmp_path: Path) -> None:
     papers = make_cluster_papers(tmp_path / "papers")
-    client = ssl.create_default_context(cafile=str(papers / "reorder" / AUTHORITIES))
+    client = ssl.create_default_context(cafile=str(papers / "client" / AUTHORITIES))
 
-    async def shown(session: aiohttp.ClientSession) -> int:
+    async def shown(port: int) -> int:
         """The number of the certificate that a new connection is shown."""
-        async with session.get("/api/service", headers={"Connection": "close"}, server_hostname="reorder.headrace") as reply:
-            assert (reply.status, reply.url.scheme) == (200, "https")
-            assert reply.connection is not None
-            certificate = reply.connection.transport.get_extra_info("peercert")
-            return int(certificate["serialNumber"], 16)
+        certificate = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port), timeout=60)
+        return x509.load_pem_x509_certificate(certificate.encode()).serial_number
 
-    leadership = Leadership()
     options = PageOptions(listen="127.0.0.1:0", identity=Identity(papers / "reorder"))
-    async with (
-        page_served(options, leadership, ENDPOINT) as url,
-        aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(ssl=client, force_close=True)) as session,
-    ):
-        assert await shown(session) == serial_number(papers / "reorder")
+    async with page_served(options, Leadership(), ENDPOINT) as url, aiohttp.ClientSession() as session:
+        port = int(url.rstrip("/").rpartition(":")[2])
+        before = serial_number(papers / "reorder")
+        assert await shown(port) == before
         make_cluster_papers(papers, renew=True)
-        assert await shown(session) == serial_number(papers / "reorder")
+        assert await shown(port) == serial_number(papers / "reorder") != before
+        about = await get(session, f"{url}api/service", ssl=client, server_hostname="reorder.headrace")
+        assert not about["leading"]
 
 
 async def test_a_taken_port_is_named_with_the_remedy() -> None:
