@@ -55,7 +55,7 @@ export function lineChart(what, cursor, width) {
       id: what.id, class: "plot", "data-chart": what.id, tabindex: "0", role: "slider", "aria-label": `${what.title}, by step`, "aria-valuemin": what.first,
       "aria-valuemax": what.first + length - 1, "aria-valuenow": what.first + at, "aria-valuetext": readout, "aria-describedby": `${what.id}-summary`,
     }, drawing(what, scale, size, cursor === undefined ? null : at)),
-    h("p", { id: `${what.id}-summary`, class: "quiet small" }, what.summary, scale.above > 0 && ` ${aboveWords(scale, what.unit)}`));
+    h("p", { id: `${what.id}-summary`, class: "quiet small" }, what.summary, scale.above > 0 && ` ${aboveWords(scale, what.unit)}`, what.marks?.length > 0 && " A red line: nodes were lost there."));
 }
 
 function scales(what, length, size) {
