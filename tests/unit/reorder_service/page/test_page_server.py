@@ -134,7 +134,7 @@ async def test_what_there_is_not_is_told_in_a_sentence(service: ReorderService) 
 
 async def test_the_files_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<!doctype html><title>here</title>")
-    monkeypatch.setattr(page_server, "static_answers", lambda: static_answers(tmp_path))
+    monkeypatch.setattr(page_server, "static_answers", lambda **options: static_answers(tmp_path, **options))
     async with page(token="a-token-of-the-cluster") as session:
         for path in ("/", "/static/index.html"):
             async with session.get(path) as reply:

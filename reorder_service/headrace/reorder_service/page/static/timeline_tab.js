@@ -1,0 +1,43 @@
+// The latest planned step as a timeline: as planned, and as it was run where that was measured.
+
+import { h } from "./dom.js";
+import { count, seconds, share, unitOf } from "./format.js";
+import { colours, gantt, key, occupancy, rowFigures } from "./gantt.js";
+import { figures, hint, section, table } from "./pieces.js";
+
+export function timelineTab(state) {
+  const { timeline } = state.answers;
+  if (!timeline) return hint("The plans of this job have no timeline: its ranks run no pipeline, or nothing is planned yet.");
+  const planned = occupancy(timeline.rows);
+  const run = timeline.measured_rows ? occupancy(timeline.measured_rows) : null;
+  const end_s = Math.max(planned.end_s, run?.end_s ?? 0);
+  const palette = colours(timeline.rows);
+  const drawn = (id, title, rows) => gantt({ id, title, rows, end_s, unit: unitOf(end_s), palette }, state.cursors[id], state.width);
+  return [
+    section(`Step ${count(timeline.step)} as planned`,
+      h("p", { class: "quiet" }, `${seconds(timeline.forecast_s ?? planned.end_s)} by ${timeline.forecast_s === null ? "estimate" : "forecast"}, ${rowsWord(timeline)} idle ${share(planned.idle)} of the time. The number in a box is its microbatch.${timeline.measured_costs === false ? " Times are estimates from the model's operations: none is measured yet." : ""}`),
+      key(timeline.rows, palette), drawn("timeline-planned", "As planned", timeline.rows)),
+    section(`Step ${count(timeline.step)} as run`, run
+      ? [h("p", { class: "quiet" }, `${seconds(timeline.measured_s ?? run.end_s)} measured${against(timeline)}, idle ${share(run.idle)} of the time.`), drawn("timeline-run", "As run", timeline.measured_rows)]
+      : hint(timeline.measured_s === null ? "Not measured." : `${seconds(timeline.measured_s)} measured${against(timeline)}; when each action ran was not measured.`)),
+    figures("timeline-table", state.opened, "The same in figures", () => [
+      rowsTable("Rows as planned", timeline.rows), timeline.measured_rows && rowsTable("Rows as run", timeline.measured_rows)]),
+  ];
+}
+
+/** Of many replicas, the slowest are shown. */
+function rowsWord({ rows, replicas }) {
+  const named = new Set(rows.map((row) => /^(replica|pipeline|rank) \d+/.exec(row.name)?.[0] ?? "")).size;
+  const some = replicas > named ? `, of the slowest ${count(named)} of ${count(replicas)} replicas,` : "";
+  return rows.length === 1 ? `one row${some} is` : `${count(rows.length)} rows${some} are`;
+}
+
+function against(timeline) {
+  if (!timeline.forecast_s || timeline.measured_s === null) return "";
+  const off = timeline.measured_s / timeline.forecast_s - 1;
+  return `, ${share(Math.abs(off))} ${off < 0 ? "less" : "more"} than forecast`;
+}
+
+function rowsTable(caption, rows) {
+  return table(caption, [["row", ""], ["actions", "number"], ["busy", "number"], ["idle", "number"]], rowFigures(rows, seconds));
+}
