@@ -59,6 +59,14 @@ $(VENV)/.collected: $(VENV)/.imported
 $(VENV)/.browser: tests/page/fetch_browser.py $(VENV)/.base
 	@if $(BIN)/python -m tests.page.fetch_browser; then touch $@; fi
 
+# What only the site needs comes when the site is made.
+$(VENV)/.docs: $(VENV)/.installed
+	@$(PIP_INSTALL) --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## make the documentation's site in build/site, with references of commands, of a job's fields and of the library, and check its links (a minute)
+	@$(BIN)/python -m website
+
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
@@ -215,4 +223,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs

@@ -17,7 +17,9 @@ class Bounds(SpecSection):
     """A condition on a number, which may be equal to the bounds."""
 
     min: float | None = None
+    """Least value. None: no bound below."""
     max: float | None = None
+    """Greatest value. None: no bound above."""
 
     @model_validator(mode="after")
     def _some_number_is_within(self) -> Self:

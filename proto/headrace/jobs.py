@@ -114,6 +114,7 @@ class Jobs:
         return self.show(self._client.submit(spec))
 
     def show(self, job: str) -> JobStatus:
+        """Return where a job stands now."""
         return JobStatus.of(self._client.show(job))
 
     def spec(self, job: str) -> JobSpec:

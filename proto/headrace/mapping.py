@@ -47,10 +47,15 @@ class MappingSpec(BaseModel):
     """Whether the `weight` of an answer, or its `loss_weight`, may be another number than 0 and 1: by how much the loss of its
     tokens counts (`PackedMicrobatch.target_weights`)."""
     user_roles: Roles = ("user", "human")
+    """What the turns of the user of a conversation are called."""
     assistant_roles: Roles = ("assistant", "gpt", "model")
+    """What the turns that answer are called."""
     system_roles: tuple[str, ...] = ("system",)
+    """What the turns that instruct the model are called."""
     image_placeholder: Placeholder = "<image>"
+    """What stands in a text where an image is."""
     audio_placeholder: Placeholder = "<audio>"
+    """What stands in a text where a recording is."""
 
     @model_validator(mode="after")
     def _one_text(self) -> Self:

@@ -15,6 +15,7 @@ from headrace import limits
 from headrace.entrain_settings import EntrainSettings
 from headrace.errors import SpecError
 from headrace.execution_spec import FSDP, ExecutionSpec
+from headrace.image_spec import ImageSpec as ImageSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
 from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, FSDP_STRATEGIES, GENERATOR
@@ -29,85 +30,17 @@ from headrace.validation_spec import SetName, ValidationSpec, check_names
 STRATEGIES = ("random", "disttrain", "entrain", "orchmllm", "joint", "taper", "auto")
 
 
-class ImageSpec(SpecSection):
-    """How images are resized and cut into a patch grid. Sides in patches are multiples of merge."""
-
-    patch: Annotated[int, Field(ge=1, le=limits.MAX_PATCH)] = 14
-    merge: Annotated[int, Field(ge=1, le=limits.MAX_MERGE)] = 2
-    fit: Literal["area", "longest_side", "square", "tiles", "split", "crops", "anyres"] = "area"
-    """What size an image gets. area: one of min_pixels to max_pixels with nearly its own aspect ratio, as in Qwen2-VL.
-    longest_side: its own, with sides of at most `longest_side`, as in Pixtral. square: `side` x `side`, as in Gemma 3. tiles: at
-    most `max_tiles` tiles of `side` x `side`, and then the whole image as one more, as in InternVL. split: the longer side
-    becomes `longest_side`, in tiles of `side` x `side`, and then the whole image, as in Idefics 3 and SmolVLM. crops: the whole
-    image as for square, and then at most `max_tiles` crops along its longer side, as in Gemma 3's pan and scan. anyres: the whole
-    image as for square, and then up to `max_tiles_per_side` tiles of `side` x `side` along each side, as in LLaVA-OneVision
-    (`headrace.anyres`). To an encoder each tile or crop is an image."""
-    side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 448
-    """Sides in pixels of a square or of a tile."""
-    longest_side: Annotated[int, Field(ge=1, le=limits.MAX_IMAGE_SIDE)] = 1024
-    max_tiles: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 12
-    """Most tiles or crops of an image, without the whole image beside them; for `fit: tiles` and `fit: crops`."""
-    max_tiles_per_side: Annotated[int, Field(ge=0, le=limits.MAX_TILES_PER_SIDE)] = 6
-    """For `fit: anyres`: most tiles along each side of an image that is alone in its sample. An image beside others, or with 0
-    every image, is padded to a square in grey and resized to one tile."""
-    anyres_max: Annotated[int, Field(ge=1, le=limits.MAX_TILES)] = 9
-    """For `fit: anyres`: tokens of the tiles are scaled down to about those of so many tiles where they are clearly more; the
-    number in the `vision_aspect_ratio` of a model, such as anyres_max_9."""
-    crop_ratio: Annotated[float, Field(ge=1)] = 1.2
-    """For `fit: crops`: how many times as long as the other one a side must be for an image to get crops."""
-    min_crop_side: Annotated[int, Field(ge=2)] = 256
-    """For `fit: crops`: least side of a crop in pixels; an image that is too small for that gets none."""
-    resample: Literal["bicubic", "bilinear", "lanczos"] = "bicubic"
-    """Filter that images are resized with, as Pillow has it."""
-    min_pixels: Annotated[int, Field(ge=1)] = 56 * 56
-    """Bounds of an image's area once it is resized; for `fit: area`."""
-    max_pixels: Annotated[int, Field(ge=1, le=limits.MAX_PIXELS)] = 28 * 28 * 1280
-    max_source_pixels: Annotated[int, Field(ge=1, le=limits.MAX_SOURCE_PIXELS)] = 100_000_000
-    """Images with more pixels than this are refused as too_large, from their header."""
-    min_source_side: Annotated[int, Field(ge=1)] = 1
-    """Images with a side of fewer pixels than this are refused as too_small, from their header."""
-    max_decode_mib: Annotated[int, Field(ge=1, le=limits.MAX_DECODE_MIB)] = 768
-    """Images whose decoding would hold more MiB than this are refused as too_large, from their header: 8 bytes a pixel, 14 for a
-    progressive JPEG, 18 for a WebP, about 20 for an AVIF and 25 for a JPEG 2000."""
-    max_aspect_ratio: Annotated[float, Field(ge=1)] = 200.0
-    background: tuple[int, int, int] = (255, 255, 255)
-    """RGB colour behind transparent pixels."""
-    reduced_scale: bool = False
-    """Decode JPEGs at 1/2, 1/4 or 1/8 of their size before the bicubic resize, as long as the sides stay at least 1.5 times those
-    of the patch grid: large photographs take half of the time. Pixels then differ from those of full-size decoding, by up to 3 of
-    255 where the photograph is not sharp to the pixel, by up to 35 at the sharpest edges."""
-
-    @model_validator(mode="after")
-    def _bounds(self) -> Self:
-        if self.max_pixels < max(self.min_pixels, (self.patch * self.merge) ** 2):
-            raise ValueError(f"max_pixels ({self.max_pixels}) is below min_pixels or below one merged patch")
-        return self
-
-    @model_validator(mode="after")
-    def _tiles_are_whole_tokens(self) -> Self:
-        patches = self.side // self.patch
-        if self.fit in ("square", "tiles", "split", "crops", "anyres") and (patches == 0 or patches % self.merge):
-            raise ValueError(
-                f"side ({self.side}) has {patches} patches of {self.patch} pixels, which is no multiple of merge ({self.merge})"
-            )
-        if self.fit in ("tiles", "crops") and self.max_tiles * self.side**2 > limits.MAX_PIXELS:
-            tiles = f"{self.max_tiles} {self.fit} of side {self.side}"
-            raise ValueError(f"{tiles} have more than {limits.MAX_PIXELS} pixels: lower one")
-        if self.fit == "anyres" and (self.max_tiles_per_side * self.side) ** 2 > limits.MAX_PIXELS:
-            tiles = f"{self.max_tiles_per_side} x {self.max_tiles_per_side} tiles of side {self.side}"
-            raise ValueError(f"{tiles} have more than {limits.MAX_PIXELS} pixels: lower max_tiles_per_side or side")
-        if self.fit == "crops" and self.min_crop_side < self.max_tiles:
-            raise ValueError(f"min_crop_side ({self.min_crop_side}) is below max_tiles ({self.max_tiles}): raise it")
-        return self
-
-
 class AudioSpec(SpecSection):
     """How recordings become log-mel features for Whisper-like encoders."""
 
     sample_rate: Annotated[int, Field(ge=1000, le=limits.MAX_SAMPLE_RATE)] = 16_000
+    """Hz to which recordings are resampled before their features are computed."""
     mel_bins: Annotated[int, Field(ge=1, le=limits.MAX_MEL_BINS)] = 128
+    """Channels of a mel frame."""
     hop_s: Annotated[float, Field(ge=limits.MIN_HOP_S)] = 0.01
+    """Seconds from one mel frame to the next."""
     window_s: Annotated[float, Field(gt=0, le=limits.MAX_WINDOW_S)] = 0.025
+    """Seconds of waveform that a mel frame is computed from."""
     frames_per_token: Annotated[int, Field(ge=1)] = 8
     """Mel frames per LLM token: 8 for a convolution of stride 2 and a projector that joins 4."""
     last_frame: Literal["drop", "pad"] = "drop"
@@ -191,15 +124,19 @@ class JobSpec(SpecSection):
     """The spec of a whole job. Two jobs with equal specs and data sets have equal global batches."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+    """The job's name, by which trainers and commands call it; one service has it once."""
     sources: Annotated[tuple[SourceSpec, ...], Field(min_length=1, max_length=limits.MAX_SOURCES)]
+    """The data sets of the mixture, with different names. Either all of them have a weight or none has."""
     validation: Annotated[dict[SetName, ValidationSpec], Field(default_factory=dict)]
     """Validation sets by name, which are evaluated between steps (`StepLoader.evaluate`) and never trained on."""
     global_batch: Annotated[int, Field(ge=1, le=limits.MAX_GLOBAL_BATCH)] = 32
+    """Number of samples of a step, over all replicas and microbatches."""
     epochs: Annotated[int, Field(ge=1, le=limits.MAX_EPOCHS)] | None = None
     """Stop after this many epochs. None: after `steps`, or after one epoch if that is None too."""
     steps: Annotated[int, Field(ge=1, le=limits.MAX_STEPS)] | None = None
     """Stop after this many steps, in whichever epoch. None: `epochs` alone decides."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the order of shards and samples, and of the mixture: together with the data sets it decides what each batch holds."""
     shuffle_shards: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_SHARDS)] = 16
     """Number of shards, themselves in shuffled order, whose samples are shuffled together."""
     shuffle_rows: Annotated[int, Field(ge=1, le=limits.MAX_SHUFFLE_ROWS)] = 1
@@ -211,6 +148,7 @@ class JobSpec(SpecSection):
     """The strategy that plans the global batches. `auto` takes, for each batch, the fastest of all strategies' plans; those in
     which a sample changes its replica between units only if `execution.trainer` is "pipeline" or "fsdp"."""
     topology: TopologySpec = TopologySpec()
+    """The replicas, microbatches and pipeline stages for which batches are planned."""
     execution: ExecutionSpec = ExecutionSpec()
     """How the trainers run the plans, so that they are planned for what will run. The default assumes an ideal 1F1B pipeline in
     which everything learns, and refuses no trainer."""
@@ -239,8 +177,11 @@ class JobSpec(SpecSection):
     part_samples: Annotated[int, Field(ge=1, le=limits.MAX_PART_SAMPLES)] = 16
     """Most samples of one part, the unit of decoding and fetching."""
     image: ImageSpec = ImageSpec()
+    """How images become patches."""
     audio: AudioSpec = AudioSpec()
+    """How recordings become mel features."""
     text: TextSpec = TextSpec()
+    """How text becomes tokens."""
     share: Annotated[float, Field(gt=0)] = 1.0
     """Weight of the job in sharing the preprocessors with other jobs: while both wait, a job with 2 gets twice as many samples
     decoded as one with 1."""

@@ -18,7 +18,9 @@ class TopologySpec(SpecSection):
     """The pipelines to plan for: data-parallel replicas, microbatches per replica, and pipeline stages per unit."""
 
     replicas: Annotated[int, Field(ge=1, le=limits.MAX_REPLICAS)] = 1
+    """Number of data-parallel replicas (pipelines) of the LLM; ranks that have all units are a replica each."""
     microbatches: Annotated[int, Field(ge=1, le=limits.MAX_MICROBATCHES)] = 4
+    """Number of microbatches of each replica in a step."""
     stages: dict[str, Annotated[int, Field(ge=1, le=limits.MAX_STAGES, strict=True)]] = Field(
         default_factory=lambda: {"encoder": 1, LLM: 3}
     )

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from website.headings import anchors
+
 ROOT = Path(__file__).parents[2]
 INDEX = ROOT / "docs" / "README.md"
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*/README.md"))]
@@ -25,14 +27,7 @@ def test_a_page_has_no_unfinished_word_and_no_dead_link(page: Path) -> None:
 def _leads_somewhere(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
-    return target.exists() and (not anchor or target.suffix != ".md" or anchor in _anchors(target.read_text()))
-
-
-def _anchors(text: str) -> set[str]:
-    """Return the names that a page's headings get where Markdown is shown."""
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    shown = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in shown}
+    return target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
 
 
 def test_every_page_is_in_the_list_of_pages() -> None:

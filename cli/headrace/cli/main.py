@@ -220,6 +220,11 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     return parser
 
 
+def every_command() -> argparse.ArgumentParser:
+    """Return the parser of all commands, each with its arguments, for those who describe them."""
+    return _parser(COMMANDS)
+
+
 def _remedy(command: str) -> str:
     extra = _EXTRAS.get(command, "preprocessor,trainer")
     return f"install it with `pip install 'headrace[{extra}]'`"

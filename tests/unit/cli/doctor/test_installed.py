@@ -17,7 +17,7 @@ from headrace.cli.doctor.diagnosis import Diagnosis, State
 from headrace.cli.doctor.installed import EXTRAS, extras, installed_version, interpreter, packages
 
 PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())["project"]
-FOR_DEVELOPERS = {"dev", "bench"}
+FOR_DEVELOPERS = {"dev", "bench", "docs"}
 ASKED = [
     *map(Requirement, PROJECT["dependencies"]),
     *(
