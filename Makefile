@@ -82,6 +82,9 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
+test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (five minutes)
+	@$(PYTEST) -m 'slow or not slow' tests/tutorials
+
 unit: setup  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
@@ -195,4 +198,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations test-tutorials unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
