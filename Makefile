@@ -105,6 +105,11 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
 unit: setup $(VENV)/.searches  ## the fast tests only
+
+test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (five minutes)
+	@$(PYTEST) -m 'slow or not slow' tests/tutorials
+
+unit: setup  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers
@@ -223,4 +228,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials

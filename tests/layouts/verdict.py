@@ -52,11 +52,11 @@ def judge(layout: Layout, folder: Path, expected: Sequence[Any], mapping: Mappin
     refused: list[BadSampleError] = []
     try:
         spec = _job(layout, folder, mapping)
-        for sample in _samples(spec):
+        for sample in samples_of(spec):
             if isinstance(sample, BadSampleError):
                 refused.append(sample)
             else:
-                delivered.append(_plain(sample, expected))
+                delivered.append(plain_of(sample, expected))
         if _SHARE in [
             sample[0] for sample in expected
         ]:  # of a mixture its sources and their shares count, not how often it repeats
@@ -89,7 +89,8 @@ def _job(layout: Layout, folder: Path, mapping: Mapping[str, Any]) -> JobSpec:
     return expand(parse_spec(spec))
 
 
-def _samples(spec: JobSpec) -> Iterator[Sample | BadSampleError]:
+def samples_of(spec: JobSpec) -> Iterator[Sample | BadSampleError]:
+    """Yield the samples of a job's shards in their order, decoded, and of each that is refused the reason."""
     processor = SampleProcessor(spec)
     for info in list_shards(spec):
         source = spec.sources[info.source]
@@ -105,7 +106,8 @@ def _samples(spec: JobSpec) -> Iterator[Sample | BadSampleError]:
                     yield err
 
 
-def _plain(sample: Sample, expected: Sequence[Any]) -> list[Turn]:
+def plain_of(sample: Sample, expected: Sequence[Any]) -> list[Turn]:
+    """Return a sample in the plain form, with the digests that `expected` has of its media."""
     known = set(_digests_in(expected))
     turns: list[Turn] = []
     for turn in sample.turns:

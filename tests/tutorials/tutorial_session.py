@@ -1,0 +1,134 @@
+"""One bash, in which the blocks of a page run one after the other, with all that they leave running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.tutorials.tutorial_page import Block, blocks, missing
+from tests.wire import free_ports
+
+PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101)
+"""That the pages name."""
+COLUMNS = "100"  # of the tables that the pages show
+BLOCK_S = 400.0  # the longest that one block may take on a machine that others use
+END_S = 20.0  # until what still runs is killed
+_FAILED = "@failed@"
+_DONE = "@done@"
+
+
+class Session:
+    """A bash of its own process group in `folder`. What a block starts and leaves running is ended with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "work"
+        self._blocks = folder / "blocks"
+        for made in (self._folder, self._blocks):
+            made.mkdir()
+        self._ports = dict(zip(map(str, PORTS), map(str, free_ports(len(PORTS))), strict=True))
+        self._count = 0
+        self._bash = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"],
+            cwd=self._folder,
+            env=_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        self._say(f"trap 'echo \"{_FAILED} $? $BASH_COMMAND\"' ERR")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """End all that runs: in order, and what has not ended after some seconds at once."""
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            self._say("trap - ERR; kill $(jobs -p) 2> /dev/null; wait; exit")
+            self._bash.wait(END_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._bash.pid, signal.SIGKILL)
+        self._bash.wait()
+
+    def run(self, block: Block) -> str:
+        """Save a block's file, or run it, and return what it writes. Raises AssertionError where a command fails or the output
+        lacks a line that the page shows."""
+        self._count += 1
+        script = self._blocks / f"{self._count}.{block.language}"
+        script.write_text(_replaced(block.text, self._ports))
+        if block.file:
+            self._say(f"mkdir -p $(dirname {block.file}) && cp {script} {block.file}")
+        elif block.language == "bash":
+            self._say(f"source {script} < /dev/null")
+        else:
+            self._say(f"python - < {script}")
+        output, failures = self._heard(block)
+        output = _replaced(output, {given: named for named, given in self._ports.items()})
+        assert not failures, f"line {block.line}: {failures}\n{output}"
+        lacking = missing(block.expected, output, numbers_differ=block.numbers_differ)
+        assert not lacking, "\n".join([f"line {block.line} does not print", *lacking, "but", output])
+        return output
+
+    def _heard(self, block: Block) -> tuple[str, list[str]]:
+        """Return what bash writes until the block is over, and the commands of it that failed with their exit codes."""
+        self._say(f"printf '\\n{_DONE} {self._count}\\n'")
+        deadline, lines, failures = time.monotonic() + BLOCK_S, list[str](), list[str]()
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"line {block.line} takes more than {BLOCK_S:g} s\n{''.join(lines)}") from None
+            if line is None:
+                raise AssertionError(f"line {block.line} ends the shell\n{''.join(lines)}")
+            if line == f"{_DONE} {self._count}\n":
+                return "".join(lines), failures
+            if line.startswith(_FAILED):
+                failures += [line.removeprefix(_FAILED).strip()] if " source /" not in line else []  # once, by its own line
+            else:
+                lines.append(line)
+
+    def _say(self, line: str) -> None:
+        assert self._bash.stdin is not None
+        self._bash.stdin.write(line + "\n")
+        self._bash.stdin.flush()
+
+    def _read(self) -> None:
+        assert self._bash.stdout is not None
+        for line in self._bash.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+def run_page(page: Path, folder: Path, *, until: str = "") -> None:
+    """Run the blocks of a page in a new session. `until`: those above this line. Raises AssertionError for the first that does
+    not do what the page says."""
+    with Session(folder) as session:
+        for block in blocks(page, until=until):
+            if block.is_carried_out:
+                session.run(block)
+
+
+def _environment() -> dict[str, str]:
+    """That of a newcomer: nothing of Headrace's is set, and its commands are found."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTEST_"))}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    return kept | {"PATH": path, "COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def _replaced(text: str, names: Mapping[str, str]) -> str:
+    return re.sub(rf"\b(?:{'|'.join(names)})\b", lambda found: names[found[0]], text)
