@@ -169,7 +169,7 @@ def _strategy_pictures(args: argparse.Namespace, problem: Problem) -> list[Path]
 
     with writing(args.strategy_pictures, "--strategy-pictures"):
         args.strategy_pictures.mkdir(parents=True, exist_ok=True)
-        return draw_strategies(args.strategy_pictures, problem, _short_source(args))
+        return draw_strategies(args.strategy_pictures, problem, _short_source(args, parts=2))
 
 
 def _problems(args: argparse.Namespace) -> tuple[list[Problem], int, Mapping[str, int]]:
@@ -273,9 +273,9 @@ def _source(args: argparse.Namespace) -> str:
     return "standard input" if args.path == "-" else shown_source(args)
 
 
-def _short_source(args: argparse.Namespace) -> str:
-    """Return the last part of the source's name, as titles have it."""
-    return _source(args).rstrip("/").rsplit("/", 1)[-1][:40]
+def _short_source(args: argparse.Namespace, parts: int = 1) -> str:
+    """Return the last parts of the source's name, as titles have it."""
+    return "/".join(_source(args).rstrip("/").rsplit("/", parts)[-parts:])[-40:]
 
 
 def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], num_samples: int) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from headrace.cli.planning.pipeline_panel import IDLE, INK, QUIET, ROW_FILL, add
 from headrace.cli.planning.strategy_picture import (
     BARS,
     HEAD_IN,
-    LEGEND,
     ROW_IN,
     TIMES,
     new_figure,
@@ -22,6 +21,7 @@ from headrace.cli.planning.strategy_picture import (
     save,
     style_bars,
     write_head,
+    write_legend,
 )
 from headrace.cli.planning.timeline import UNKNOWN, mark_gain, time_unit
 from headrace.plan import Predicted
@@ -104,7 +104,7 @@ def draw_ranks(out: Path, steps: Mapping[str, RankStep], *, title: str, subtitle
         for u, name in enumerate(first.batch.units)
         for kind in (Kind.FORWARD, Kind.BACKWARD)
     ]
-    figure.legend(handles=[*handles, Patch(facecolor=IDLE, label="idle")], **LEGEND)
+    write_legend(figure, [*handles, Patch(facecolor=IDLE, label="idle")])
     return save(figure, out)
 
 

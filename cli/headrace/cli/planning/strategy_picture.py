@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -30,14 +31,10 @@ BARS = (0.075, 0.37)
 TIMES = (0.455, 0.985)
 """Left and right edge of the time axis, in widths of the figure."""
 ROW_IN, HEAD_IN, LEGEND_IN = 0.21, 0.3, 0.5
-LEGEND: dict[str, Any] = {
-    "loc": "lower left", "bbox_to_anchor": (0.005, 0.0), "ncols": 5, "frameon": False, "fontsize": 8.5, "labelcolor": INK,
-    "handlelength": 1.3, "columnspacing": 1.2,
-}  # fmt: skip
 _TITLE_IN, _LINE_IN = 0.55, 0.16
 _MAX_ROWS = 8
 _LETTERS = 112  # of a line of the subtitle
-_DPI, _COLOURS = 125, 128
+_DPI, _COLOURS = 125, 256
 _MOST_NUMBERED = 16  # microbatches, from which on not every one has its number below its bars
 
 
@@ -62,7 +59,7 @@ def draw_strategy(out: Path, outcomes: Mapping[str, Outcome], *, title: str, sub
     mark_gain(axes, first.predicted, steps[-1].predicted, scale, unit)
     axes.set_xlabel(f"time since the start of the step ({unit or UNKNOWN})", color=QUIET, fontsize=8.5)
     handles = {handle.get_label(): handle for panel in panels.values() for handle in legend_handles(panel)}
-    figure.legend(handles=list(handles.values()), **LEGEND)
+    write_legend(figure, list(handles.values()))
     return save(figure, out)
 
 
@@ -86,11 +83,19 @@ def write_head(figure: Figure, y: float, name: str, figures: str) -> None:
     figure.text(TIMES[0], y, figures, fontsize=9.5, color=INK, va="top")
 
 
+def write_legend(figure: Figure, handles: Sequence[Patch | Line2D]) -> None:
+    """Write a legend at the foot of the figure, in two rows if there are more than five entries."""
+    figure.legend(
+        handles=list(handles), loc="lower left", bbox_to_anchor=(0.005, 0.0), ncols=5 if len(handles) <= 5 else 3, frameon=False,
+        fontsize=8.5, labelcolor=INK, handlelength=1.3, columnspacing=1.2,
+    )  # fmt: skip
+
+
 def save(figure: Figure, out: Path) -> Path:
     """Write a figure as a PNG with a palette, which takes a third of the bytes of one without; return `out`."""
     whole = io.BytesIO()
     figure.savefig(whole, dpi=_DPI, format="png")
-    Image.open(whole).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE).save(out, optimize=True)
+    Image.open(whole).convert("RGB").quantize(_COLOURS, kmeans=1, dither=Image.Dither.NONE).save(out, optimize=True)
     return out
 
 

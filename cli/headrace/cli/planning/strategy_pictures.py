@@ -26,7 +26,7 @@ IDEAS = {
     "llm-only": "the LLM's work is level, the encoder's as it falls",
     "disttrain": "replicas get equal work, and microbatches an order",
     "entrain": "the encoder's work is level, the LLM's is put off",
-    "orchmllm": "each unit is level by itself, samples change replicas",
+    "orchmllm": "each unit is level by itself over the replicas",
     "joint": "all units are level at once",
     "taper": "light microbatches fill and drain the pipeline",
     AUTO: "all are simulated, and the fastest is taken",

@@ -32,7 +32,7 @@ ARRIVAL = "Arrival order"
 _TOP_IN = 0.8
 _LEGEND_COLUMNS = 9
 _SAVED = "#dff3e4"
-_SAVED_IN = 0.63  # width from which on words have room in it
+_SAVED_IN = 0.55  # width from which on words have room in it
 _ESTIMATED = "Simulated, from FLOPs, not measured."
 _AXIS, UNKNOWN = "time since the start of the step", "unit of the costs"
 
