@@ -215,6 +215,18 @@ lock: setup  ## pin what `make setup`, CI and the images install to the newest r
 		--no-emit-find-links --no-emit-trusted-host --output-file constraints.txt pyproject.toml
 	@sed -i -e 's/+cpu$$//' -e '/^headrace @/d' constraints.txt
 
+# Simulated, so that they are the same everywhere. docs/pictures/emulated.png and recovery.png come from runs: docs/pipeline.md and
+# docs/recovery.md have their commands.
+PICTURES := docs/pictures
+pictures: setup  ## draw the simulated pictures of docs/pictures anew (two minutes)
+	@mkdir -p build/pictures $(PICTURES)/strategies
+	@$(BIN)/headrace compare examples/data --limit 96 --replicas 2 --microbatches 8 --stages encoder=1,llm=3 --out build/pictures --strategy-pictures $(PICTURES)/strategies > build/pictures.log
+	@$(BIN)/headrace compare tests/data/costs/synthchart_512.parquet --replicas 4 --stages encoder=3,llm=5 --out $(PICTURES) >> build/pictures.log
+	@$(BIN)/headrace inspect examples/data --costs build/pictures/example.parquet --out build/pictures >> build/pictures.log
+	@$(BIN)/headrace simulate build/pictures/example.parquet --batch 64 --replicas 1 --microbatches 8 --stages encoder=1,llm=4 --dp encoder=4 --on-llm encoder --strategies joint --out build/pictures >> build/pictures.log
+	@cp build/pictures/timeline-joint.png $(PICTURES)/shared_ranks.png
+	@$(BIN)/headrace simulate-failures --mtbf 10m --nodes 30 --out $(PICTURES)/failures.png >> build/pictures.log
+
 layouts: setup  ## write test data with other libraries, read them with their own readers, and store both (half an hour the first time)
 	@$(BIN)/python -m tests.layouts.storing
 	@$(BIN)/python -m tests.layouts
@@ -228,4 +240,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures

@@ -13,12 +13,12 @@ _T = TypeVar("_T")
 
 
 @contextmanager
-def writing(out: Path) -> Iterator[None]:
-    """Turn an OSError in a `with` block that writes into the folder of --out into a UserError that says so, and why."""
+def writing(out: Path, option: str = "--out") -> Iterator[None]:
+    """Turn an OSError in a `with` block that writes into the folder of an option into a UserError that says so, and why."""
     try:
         yield
     except OSError as err:
-        raise UserError(f"cannot write to {out}: {err.strerror or err}; name another folder with --out") from err
+        raise UserError(f"cannot write to {out}: {err.strerror or err}; name another folder with {option}") from err
 
 
 def make_folder(out: Path) -> None:

@@ -21,7 +21,7 @@ def draw_losses(
 
     killed_after: number of steps before the kill, or None for no mark. words: the subtitle, on how training went on.
     """
-    figure = empty_figure(_HEIGHT_IN, "Loss of the same job, with and without the loss of a node", words)
+    figure = empty_figure(_HEIGHT_IN, "Training loss by step: a node killed on the way, and undisturbed", words)
     axes = figure.add_axes((LEFT, 0.13, RIGHT - LEFT, 0.66))
     axes.plot(undisturbed, color=_UNDISTURBED, linewidth=6, label="undisturbed", solid_capstyle="round")
     axes.plot(disturbed, color=_KILLED, linewidth=1.8, marker="o", markersize=3.5, label="a node killed on the way")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from headrace.cli.planning.pipeline_panel import GAIN, IDLE, INK, QUIET
@@ -40,6 +41,7 @@ def draw_failures(out: Path, runs: Sequence[Run], bound: Run, trace: Trace, *, t
     counts = trace.counts()
     nodes.stairs([count for _, _, count in counts], [0.0, *(end_s / 3600 for _, end_s, _ in counts)], fill=True, color=_BOUND)
     nodes.set_ylim(0, max(count for _, _, count in counts) * 1.1)
+    nodes.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     nodes.set_ylabel("nodes there", color=QUIET, fontsize=9)
     nodes.set_xlabel("hours", color=QUIET, fontsize=9)
     figure.savefig(out, dpi=130)

@@ -305,7 +305,7 @@ def _draw(args: argparse.Namespace, trace: Trace, job: ForecastJob, bound: Run, 
     what = args.profile.stem if args.profile else args.model
     smallest = job.templates.specification.smallest
     losses = f"{count(trace.num_losses, 'failure')} in {trace.end_s / 3600:.3g} hours"
-    title = f"{what} on {len(trace.nodes)} nodes, in pipelines of {smallest} or more; {losses}"
+    title = f"Throughput while nodes are lost: {what} on {len(trace.nodes)} nodes, in pipelines of {smallest} or more; {losses}"
     try:
         return str(draw_failures(args.out, runs, bound, trace, title=title))
     except OSError as err:

@@ -42,7 +42,8 @@ def draw_placement(out: Path, report: Report) -> Path:
     memory_in = _MEMORY_IN if report.curves else 0.0
     height = _TOP_IN + _GPUS_IN + bars_in + 2 * _GAP_IN + batch_in + memory_in
     cluster = problem.demand.cluster
-    title = f"{problem.model} on {cluster.num_gpus} x {cluster.name}: {problem.demand.global_batch / best.step_s:.1f} samples/s"
+    rate = problem.demand.global_batch / best.step_s
+    title = f"Placement of {problem.model} on {cluster.num_gpus} x {cluster.name}: {rate:.1f} samples/s"
     subtitle = "Which GPUs each unit gets, how fast that is, and what happens in a step. Simulated, not measured."
     figure = empty_figure(height, title, subtitle)
     speedup = report.speedup(best)

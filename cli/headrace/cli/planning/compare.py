@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.costs.dataset_costs import DEFAULT_MODEL, Estimator
 from headrace.cli.costs.model_options import MODEL_OPTIONS, add_model_arguments, estimator_of, refuse_options
 from headrace.cli.costs.reading_options import READING_OPTIONS, add_reading_arguments, reading_spec, shown_source
-from headrace.cli.output import attempted, make_folder
+from headrace.cli.output import attempted, make_folder, writing
 from headrace.cli.planning.baseline_rows import (
     BaselineRow,
     add_baselines_argument,
@@ -76,6 +76,7 @@ examples:
 
 DIR gets compare.png: a bar for each strategy, and the pipelines of one batch in shuffled order
 above those of the best strategy: of the batch whose gain is the nearest to the mean.
+--strategy-pictures DIR draws what every strategy does to one batch (docs/strategies.md).
 --placements compares one layout each: the LLM's stages are those that divide the GPUs, and every
 GPU has whole encoders. To have all of them searched, with weights, links and gradients:
 headrace orchestrate.
@@ -107,6 +108,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_pipeline_arguments(parser, microbatches=f"{SAMPLES_PER_MICROBATCH} samples in each, 32 at most")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-compare"), metavar="DIR", help="for the picture (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--strategy-pictures", type=Path, metavar="DIR", help="also a picture of what each strategy does to the first batch"
     )
     parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
 
@@ -143,9 +147,12 @@ def run(args: argparse.Namespace) -> int:
     seconds = problems[0].time_unit == SECONDS
     title = _title(args, problems)
     picture, failure = attempted(args.out, lambda: draw_gains(args.out / "compare.png", gains, title=title, seconds=seconds))
+    pictures = _strategy_pictures(args, problems[0])
     if not any(gain.fits for gain in gains):
         print(none_fits_message(problems[0], [(gain.strategy, gain.peak_memory) for gain in gains]), file=sys.stderr)
     report = _report(args, problems, gains, num_samples) | {"picture": str(picture) if picture else None}
+    if pictures:
+        report["strategy_pictures"] = [str(path) for path in pictures]
     if args.format == "json":
         compared = {"baselines": [row.to_json() for row in baselines]} if asked else {}
         compared |= {"placements": [row.to_json() for row in placed]} if placements else {}
@@ -155,6 +162,17 @@ def run(args: argparse.Namespace) -> int:
     if failure is not None:
         raise failure
     return 0
+
+
+def _strategy_pictures(args: argparse.Namespace, problem: Problem) -> list[Path]:
+    """Write the pictures of the strategies, if they are asked for, and return them. Raises UserError."""
+    if args.strategy_pictures is None:
+        return []
+    from headrace.cli.planning.strategy_pictures import draw_strategies
+
+    with writing(args.strategy_pictures, "--strategy-pictures"):
+        args.strategy_pictures.mkdir(parents=True, exist_ok=True)
+        return draw_strategies(args.strategy_pictures, problem, _short_source(args, parts=2))
 
 
 def _problems(args: argparse.Namespace) -> tuple[list[Problem], int, Mapping[str, int]]:
@@ -236,7 +254,7 @@ def _microbatches(samples: float, num_stages: int) -> int:
 def _title(args: argparse.Namespace, problems: Sequence[Problem]) -> str:
     topology = problems[0].batch.topology
     replicas, stages = count(topology.replicas, "replica"), count(topology.num_stages, "stage")
-    return f"{_source(args).rstrip('/').rsplit('/', 1)[-1][:60]}: {replicas} of {stages}, {problems[0].size} a step"
+    return f"What planning gains on {_short_source(args)}: {replicas} of {stages}, {problems[0].size} a step"
 
 
 def _is_table(args: argparse.Namespace) -> bool:
@@ -256,6 +274,11 @@ def _assumed(args: argparse.Namespace) -> str:
 
 def _source(args: argparse.Namespace) -> str:
     return "standard input" if args.path == "-" else shown_source(args)
+
+
+def _short_source(args: argparse.Namespace, parts: int = 1) -> str:
+    """Return the last parts of the source's name, as titles have it."""
+    return "/".join(_source(args).rstrip("/").rsplit("/", parts)[-parts:])[-40:]
 
 
 def _report(args: argparse.Namespace, problems: Sequence[Problem], gains: Sequence[Gain], num_samples: int) -> dict[str, Any]:
@@ -322,6 +345,8 @@ def _print(
     print("\n".join(textwrap.wrap(words, columns)))
     if report["picture"]:
         print(f"picture: {report['picture']}")
+    if args.strategy_pictures is not None:
+        print(f"pictures of the strategies: {args.strategy_pictures}/")
 
 
 def _table(title: str, problem: Problem, report: dict[str, Any]) -> Table:

@@ -103,7 +103,12 @@ def run(args: argparse.Namespace) -> int:
     if args.trace is not None:
         _write_trace(args.trace, [measured for _, measured in steps], EMULATED)
     if args.out is not None:
-        _draw(args.out, *steps[-1], title=f"{Path(args.emulate).name}: {whole.size}", label=EMULATED)
+        _draw(
+            args.out,
+            *steps[-1],
+            title=f"One step of {Path(args.emulate).name} as predicted and as measured: {whole.size}",
+            label=EMULATED,
+        )
     if say:
         print(_summary([measured for _, measured in steps], EMULATED))
     else:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from headrace.cli.planning.gain import Gain, best_of
 from headrace.cli.planning.pipeline_panel import GAIN, IDLE, INK, LEFT, QUIET, RIGHT, Panel
@@ -35,16 +34,16 @@ def draw_gains(out: Path, gains: Sequence[Gain], *, title: str, seconds: bool) -
     speedup = best.speedup_over(gains[0])
     headline = f"{speedup:.2f} x faster" if speedup > 1 else "no gain on this data"
     figure.text(RIGHT, 1 - 0.17 / height, headline, fontsize=14, fontweight="bold", color=GAIN, va="top", ha="right")
-    _draw_bars(figure, height, gains, best)
+    axes_in = len(gains) * _BAR_IN
+    draw_bars(figure.add_axes((LEFT, (height - _TOP_IN - axes_in) / height, RIGHT - LEFT, axes_in / height)), gains, best)
     draw_pair(figure, height, _TOP_IN + bars_in, panels, seconds=seconds, before="Shuffled order", note=note)
     write_legend(figure, panels[1], height)
     figure.savefig(out, dpi=130)
     return out
 
 
-def _draw_bars(figure: Figure, height_in: float, gains: Sequence[Gain], best: Gain) -> None:
-    axes_in = len(gains) * _BAR_IN
-    axes = figure.add_axes((LEFT, (height_in - _TOP_IN - axes_in) / height_in, RIGHT - LEFT, axes_in / height_in))
+def draw_bars(axes: Axes, gains: Sequence[Gain], best: Gain) -> None:
+    """Draw a bar for the step of each strategy, in hundredths of the first one's: what its stages work, and what they wait."""
     whole = gains[0].iteration_s or 1.0
     longest = 100 * max([1.0, *(gain.iteration_s / whole for gain in gains)])
     for row, gain in enumerate(gains):

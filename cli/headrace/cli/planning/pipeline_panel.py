@@ -20,10 +20,9 @@ from headrace.schedule import Kind
 
 INK, QUIET, IDLE, GAIN = "#22303c", "#66757f", "#e9edf0", "#2b7a43"
 WIDTH_IN, LEFT, RIGHT = 13.0, 0.105, 0.985
-AXES_IN = WIDTH_IN * (RIGHT - LEFT)
 MAX_ROWS = 16  # rows of one panel; if all replicas need more, only the slowest are drawn
 _ROW_IN, _HEAD_IN, _GAP_IN = 0.27, 0.3, 0.45
-_ROW_FILL = 0.86  # height of a box; the rest separates the rows
+ROW_FILL = 0.86  # height of a box, in rows; the rest separates them
 _REPLICA_GAP = 0.55
 _NARROW_IN = 0.08  # narrower boxes get thinner white edges, in which they would vanish otherwise
 _DEFERRED = "#f2b134"
@@ -49,20 +48,25 @@ class Panel:
     """The rows in which the actions of the timeline are drawn."""
     replicas: list[int]
     """Indices of the replicas that are drawn, from the top."""
+    row_in: float = _ROW_IN
+    """Height of a row in inches."""
+    plain: bool = False
+    """Whether the critical path and the replicas' names are left out."""
 
     @classmethod
-    def of(cls, outcome: Outcome, max_rows: int = MAX_ROWS) -> Panel:
+    def of(cls, outcome: Outcome, max_rows: int = MAX_ROWS, *, row_in: float = _ROW_IN, plain: bool = False) -> Panel:
         """Make the panel of a plan from its slowest replicas: as many as fit into `max_rows` rows, at least one."""
         timeline = outcome.timeline()
         tracks = Tracks.of(outcome, timeline)
         most = max(1, max_rows // tracks.most_of_a_replica)
-        return cls(outcome=outcome, timeline=timeline, tracks=tracks, replicas=tracks.slowest(timeline, most))
+        replicas = tracks.slowest(timeline, most)
+        return cls(outcome=outcome, timeline=timeline, tracks=tracks, replicas=replicas, row_in=row_in, plain=plain)
 
     @property
     def height_in(self) -> float:
         """Height of the panel in inches, with headline and time axis."""
         num_tracks = int(np.isin(self.tracks.replica, self.replicas).sum())
-        return (num_tracks + len(self.replicas) * _REPLICA_GAP) * _ROW_IN + _HEAD_IN + _GAP_IN
+        return (num_tracks + len(self.replicas) * _REPLICA_GAP) * self.row_in + _HEAD_IN + _GAP_IN
 
     @property
     def axes_in(self) -> float:
@@ -129,13 +133,14 @@ def draw_panel(axes: Axes, panel: Panel, scale: float, end: float) -> None:
     rows = panel.rows()
     shown = rows[np.isfinite(rows)]
     iteration = panel.outcome.predicted.iteration_s * scale
-    _add_boxes(axes, np.zeros_like(shown), np.full_like(shown, iteration), shown, facecolors=IDLE)
+    add_boxes(axes, np.zeros_like(shown), np.full_like(shown, iteration), shown, facecolors=IDLE)
     boxes = _Boxes.of(panel, scale)
-    edge = 0.6 if boxes.width.size and np.median(boxes.width) / axes.get_xlim()[1] * AXES_IN > _NARROW_IN else 0.2
+    edge = 0.6 if boxes.width.size and np.median(boxes.width) * _inches(axes) > _NARROW_IN else 0.2
     colours = _face_colours(panel, boxes.action)
-    _add_boxes(axes, boxes.start, boxes.width, boxes.row, facecolors=colours, edgecolors="white", linewidths=edge)
+    add_boxes(axes, boxes.start, boxes.width, boxes.row, facecolors=colours, edgecolors="white", linewidths=edge)
     _mark_deferred(axes, panel, scale)
-    _mark_critical(axes, panel, rows, scale)
+    if not panel.plain:
+        _mark_critical(axes, panel, rows, scale)
     _write_numbers(axes, panel, boxes)
     _set_axes(axes, panel, rows)
 
@@ -154,25 +159,35 @@ def write_headline(axes: Axes, panel: Panel, headline: str, figures: str) -> Non
 def legend_handles(panel: Panel) -> list[Patch | Line2D]:
     """Return the legend entries for the colours and marks of a panel."""
     handles: list[Patch | Line2D] = [
-        Patch(facecolor=_COLOURS[u % len(_COLOURS)][kind], label=f"{unit} {kind.name.lower()}")
+        Patch(facecolor=unit_colour(u, kind), label=f"{unit} {kind.name.lower()}")
         for u, unit in enumerate(panel.outcome.batch.units)
         for kind in Kind
         if kind in panel.timeline.kind or kind != Kind.WEIGHT
     ]
     handles.append(Patch(facecolor=IDLE, label="idle"))
-    handles.append(Line2D([], [], color=INK, linewidth=1.6, label="critical path"))
+    if not panel.plain:
+        handles.append(Line2D([], [], color=INK, linewidth=1.6, label="critical path"))
     if panel.outcome.num_deferred():
         marker = {"marker": (3, 0, -45), "markersize": 7, "markeredgewidth": 0}
         handles.append(Line2D([], [], color=_DEFERRED, linestyle="none", label="passes samples on late (deferred)", **marker))  # type: ignore[arg-type]
     return handles
 
 
-def _add_boxes(
-    axes: Axes, start: NDArray[np.float64], width: NDArray[np.float64], row: NDArray[np.float64], **style: Any
-) -> None:
-    left, right, top, bottom = start, start + width, row - _ROW_FILL / 2, row + _ROW_FILL / 2
+def unit_colour(unit: int, kind: Kind) -> str:
+    """Return the colour of a kind of action of the unit of that index."""
+    return _COLOURS[unit % len(_COLOURS)][kind]
+
+
+def add_boxes(axes: Axes, start: NDArray[np.float64], width: NDArray[np.float64], row: NDArray[np.float64], **style: Any) -> None:
+    """Draw (b,) boxes into rows that are numbered from the top."""
+    left, right, top, bottom = start, start + width, row - ROW_FILL / 2, row + ROW_FILL / 2
     corners = np.stack([np.stack([left, right, right, left]), np.stack([top, top, bottom, bottom])], axis=-1)
     axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), **style), autolim=False)
+
+
+def _inches(axes: Axes) -> float:
+    """Return how many inches of the time axis a unit of it takes."""
+    return float(axes.bbox.width / axes.figure.dpi / axes.get_xlim()[1])
 
 
 def _face_colours(panel: Panel, action: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -196,11 +211,11 @@ def _mark_deferred(axes: Axes, panel: Panel, scale: float) -> None:
     marked = _Boxes.of(panel, scale, holds & last_stage & (actions.kind == Kind.FORWARD))
     if not marked.action.size:
         return
-    size = 0.085 * axes.get_xlim()[1] / AXES_IN  # the corner's side, 0.085 inches
+    size = 0.085 / _inches(axes)  # the corner's side, 0.085 inches
     right = marked.start + marked.width
-    top = marked.row - _ROW_FILL / 2
+    top = marked.row - ROW_FILL / 2
     side = np.minimum(size, marked.width)
-    corners = np.stack([np.stack([right - side, right, right]), np.stack([top, top, top + 0.085 / _ROW_IN])], axis=-1)
+    corners = np.stack([np.stack([right - side, right, right]), np.stack([top, top, top + 0.085 / panel.row_in])], axis=-1)
     axes.add_collection(PolyCollection(list(corners.transpose(1, 0, 2)), facecolors=_DEFERRED, linewidths=0), autolim=False)
 
 
@@ -209,7 +224,7 @@ def _mark_critical(axes: Axes, panel: Panel, rows: NDArray[np.float64], scale: f
     actions = panel.timeline
     path = np.flatnonzero(actions.critical & (actions.end_s > actions.start_s))
     path = path[np.lexsort((actions.end_s[path], actions.start_s[path]))]
-    level = rows[panel.tracks.first[path]] + _ROW_FILL / 2 - 0.04
+    level = rows[panel.tracks.first[path]] + ROW_FILL / 2 - 0.04
     begin = np.stack([actions.start_s[path] * scale, level], axis=-1)
     end = np.stack([actions.end_s[path] * scale, level], axis=-1)
     seen = np.isfinite(level)
@@ -223,7 +238,7 @@ def _write_numbers(axes: Axes, panel: Panel, boxes: _Boxes) -> None:
     """Write the index of the microbatch, and of the piece where a unit is cut, into the boxes that are wide enough for it."""
     outcome, actions = panel.outcome, panel.timeline
     is_cut = [outcome.batch.units[unit] in outcome.cut_units for unit in outcome.unit_of_stage]
-    width_in = boxes.width / axes.get_xlim()[1] * AXES_IN
+    width_in = boxes.width * _inches(axes)
     for action, left, length, at, inches in zip(
         *(column.tolist() for column in (boxes.action, boxes.start, boxes.width, boxes.row, width_in)), strict=True
     ):
@@ -244,7 +259,7 @@ def _set_axes(axes: Axes, panel: Panel, rows: NDArray[np.float64]) -> None:
     axes.tick_params(axis="x", colors=QUIET, labelsize=8)
     axes.spines[["top", "left", "right"]].set_visible(False)
     axes.spines["bottom"].set_color(QUIET)
-    for replica in panel.replicas:
+    for replica in () if panel.plain else panel.replicas:
         of_replica = rows[panel.tracks.replica == replica]
         if panel.shares_ranks and of_replica.size == 1:
             continue  # the rank says it, and there is no room

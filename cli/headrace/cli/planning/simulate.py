@@ -188,7 +188,7 @@ def _title(source: str, problem: Problem, outcome: Outcome) -> str:
     microbatches = count(topology.microbatches, "microbatch")
     if outcome.num_filled() < problem.batch.num_slots:
         microbatches = f"up to {microbatches}"
-    return f"{source}: {problem.size} on {count(topology.replicas, 'replica')}, {microbatches}{outcome.who_shares}"
+    return f"One step of {source}: {problem.size} on {count(topology.replicas, 'replica')}, {microbatches}{outcome.who_shares}"
 
 
 def _table(problem: Problem, rows: Sequence[dict[str, Any]]) -> Table:

@@ -32,8 +32,9 @@ ARRIVAL = "Arrival order"
 _TOP_IN = 0.8
 _LEGEND_COLUMNS = 9
 _SAVED = "#dff3e4"
+_SAVED_IN = 0.55  # width from which on words have room in it
 _ESTIMATED = "Simulated, from FLOPs, not measured."
-_AXIS, _UNKNOWN = "time since the start of the step", "unit of the costs"
+_AXIS, UNKNOWN = "time since the start of the step", "unit of the costs"
 
 
 def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: str = "") -> Path:
@@ -48,7 +49,7 @@ def draw_timeline(out: Path, outcome: Outcome, *, end: float, title: str, unit: 
     axes = _panel_axes(figure, height, _TOP_IN, panel)
     draw_panel(axes, panel, 1.0, end or 1.0)
     write_headline(axes, panel, _name(outcome), _figures(panel, 1.0, unit))
-    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
+    axes.set_xlabel(f"{_AXIS} ({unit or UNKNOWN})", color=QUIET, fontsize=9)
     write_legend(figure, panel, height)
     figure.savefig(out, dpi=130)
     return out
@@ -123,8 +124,8 @@ def draw_pair(
         figures = _figures(panel, scale, unit)
         write_headline(axes, panel, headline, figures if panel is panels[0] else figures + note)
         top_in += panel.height_in
-    _mark_gain(axes, first, second, scale, unit)
-    axes.set_xlabel(f"{_AXIS} ({unit or _UNKNOWN})", color=QUIET, fontsize=9)
+    mark_gain(axes, first, second, scale, unit)
+    axes.set_xlabel(f"{_AXIS} ({unit or UNKNOWN})", color=QUIET, fontsize=9)
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
@@ -135,9 +136,9 @@ def time_unit(longest_s: float) -> tuple[float, str]:
     return 1e9, "ns"
 
 
-def empty_figure(height_in: float, title: str, subtitle: str) -> Figure:
-    """Return a figure that has only a title and a subtitle, which take 0.8 inches."""
-    figure = Figure(figsize=(WIDTH_IN, height_in), facecolor="white")
+def empty_figure(height_in: float, title: str, subtitle: str, width_in: float = WIDTH_IN) -> Figure:
+    """Return a figure that has only a title and a subtitle, which take 0.8 inches if the subtitle has one line."""
+    figure = Figure(figsize=(width_in, height_in), facecolor="white")
     FigureCanvasAgg(figure)
     figure.text(0.012, 1 - 0.17 / height_in, title, fontsize=14, fontweight="bold", color=INK, va="top", parse_math=False)
     figure.text(0.012, 1 - 0.47 / height_in, subtitle, fontsize=10, color=QUIET, va="top", parse_math=False)
@@ -159,13 +160,14 @@ def _figures(panel: Panel, scale: float, unit: str) -> str:
     return f"{predicted.iteration_s * scale:.3g} {unit}".rstrip() + f" per step, {who} idle {predicted.bubble:.0%} of the time"
 
 
-def _mark_gain(axes: Axes, before: Predicted, after: Predicted, scale: float, unit: str) -> None:
+def mark_gain(axes: Axes, before: Predicted, after: Predicted, scale: float, unit: str) -> None:
+    """Mark on the time axis of the second of two steps what it saves. scale: factor from their times to those of the axis."""
     saved = (before.iteration_s - after.iteration_s) * scale
     if saved <= 0:
         return
     start = after.iteration_s * scale
     axes.axvspan(start, start + saved, facecolor=_SAVED, edgecolor="none", zorder=0)
-    if saved / axes.get_xlim()[1] > 0.055:
+    if saved / axes.get_xlim()[1] * axes.bbox.width / axes.figure.dpi > _SAVED_IN:
         low, high = axes.get_ylim()
         axes.text(
             start + saved / 2, (low + high) / 2, f"saved\n{saved:.2g} {unit}".rstrip(), ha="center", va="center", fontsize=10,
