@@ -20,14 +20,13 @@ setup: $(VENV)/.imported $(VENV)/.compiled  ## make .venv with Headrace and all 
 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
-DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 
 # What every service needs, before torch and other large packages: the planner needs no more.
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(BIN)/python -c '$(DEPENDENCIES)' | $(PIP_INSTALL) --requirement /dev/stdin
+	@$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
