@@ -110,6 +110,11 @@ audit: sbom  ## the same, and look what is pinned up among known vulnerabilities
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit; }
 	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
+RELEASE := .venv-release
+release:  ## make of this commit what is published, in build/dist: built twice, tried in an empty environment, signed by RELEASE_KEY=KEY (or UNSIGNED=1; some minutes)
+	@test -x $(RELEASE)/bin/twine || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling twine; }
+	@$(RELEASE)/bin/python -m release --key '$(RELEASE_KEY)' $(if $(filter 1,$(UNSIGNED)),--unsigned)
+
 compose-test: setup  ## prove compose.yaml on a real container engine
 	@$(BIN)/python docker/compose_test.py
 
@@ -194,4 +199,4 @@ layouts-table: setup  ## rewrite docs/layouts.md from what becomes of the stored
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
+.PHONY: help setup lock demo sbom audit release test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs
