@@ -20,14 +20,13 @@ setup: $(VENV)/.imported $(VENV)/.compiled  ## make .venv with Headrace and all 
 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
-DEPENDENCIES := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")
 
 # What every service needs, before torch and other large packages: the planner needs no more.
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(BIN)/python -c '$(DEPENDENCIES)' | $(PIP_INSTALL) --requirement /dev/stdin
+	@$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
@@ -138,6 +137,11 @@ audit: sbom  ## the same, and look what is pinned up among known vulnerabilities
 	@test -x $(AUDIT)/bin/pip-audit || { $(PYTHON) -m venv $(AUDIT) && $(AUDIT)/bin/pip install --quiet --disable-pip-version-check pip-audit; }
 	@$(AUDIT)/bin/pip-audit --no-deps --disable-pip --requirement constraints.txt
 
+RELEASE := .venv-release
+release:  ## make of this commit what is published, in build/dist: built twice, tried in an empty environment, signed by RELEASE_KEY=KEY (or UNSIGNED=1; some minutes)
+	@test -x $(RELEASE)/bin/twine || { $(PYTHON) -m venv $(RELEASE) && $(RELEASE)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling twine; }
+	@$(RELEASE)/bin/python -m release --key '$(RELEASE_KEY)' $(if $(filter 1,$(UNSIGNED)),--unsigned)
+
 compose-test: setup  ## prove compose.yaml on a real container engine
 	@$(BIN)/python docker/compose_test.py
 
@@ -240,4 +244,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures release

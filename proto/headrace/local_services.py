@@ -22,17 +22,25 @@ class LocalServices:
 
     @classmethod
     def start(
-        cls, group: ProcessGroup, *, preprocessors: int, logs: Path, store: Path, threads: int | None = None, ucx: bool = False
+        cls,
+        group: ProcessGroup,
+        *,
+        preprocessors: int,
+        logs: Path,
+        store: Path,
+        threads: int | None = None,
+        ucx: bool = False,
+        say: Callable[[str], object] | None = None,
     ) -> Self:
         """Start the reorder service and the preprocessors in `group`.
 
         `logs`, `store`: folders for their logs and for the state store. `threads`: of each preprocessor; None: as many as
-        processors may be used. `ucx`: whether they offer payload by UCX, too. Raises HeadraceError where the reorder service does
-        not start.
+        processors may be used. `ucx`: whether they offer payload by UCX, too. `say`: told what takes long. Raises HeadraceError
+        where the reorder service does not start.
         """
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
         reorder = group.add(Process("reorder service", arguments, logs / "reorder.log"))
-        endpoint = reorder.endpoint()
+        endpoint = reorder.endpoint(say)
         arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", endpoint]
         arguments += ["--threads", str(threads)] * (threads is not None) + ["--ucx"] * ucx
         children = [

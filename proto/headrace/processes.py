@@ -11,14 +11,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
 from headrace.child_process import with_parent_death_signal
 from headrace.errors import HeadraceError
 
-START_TIMEOUT_S = 180.0  # the first start after a change compiles the planner: half a minute on a free core
+START_TIMEOUT_S = 600.0  # the first start after an installation compiles the planner: two minutes where others compute
+QUIET_S = 5.0  # a start that takes no longer is not worth a word
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
 EARLY_EXIT_S = 10.0  # a process that ends sooner could perhaps not start at all
@@ -88,13 +89,19 @@ class Process:
         """Exit code of the process; None while it runs."""
         return self._popen.poll()
 
-    def endpoint(self) -> str:
-        """Wait until the log says where the process listens, and return that endpoint. Raises HeadraceError if it never does."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self.exit_code() is None:
+    def endpoint(self, say: Callable[[str], object] | None = None) -> str:
+        """Wait until the log says where the process listens, and return that endpoint. Raises HeadraceError if it never does.
+
+        `say` is told once, after QUIET_S, what the process says that it does meanwhile.
+        """
+        begin = time.monotonic()
+        while time.monotonic() < begin + START_TIMEOUT_S and self.exit_code() is None:
             for line in self._lines()[:-1]:  # the last one may be half written
                 if " listening on " in line:
                     return line.rsplit(" ", 1)[1]
+            if say is not None and time.monotonic() > begin + QUIET_S and self.last_lines(1):
+                say(f"waiting for the {self.name}, which says: {self.last_words()}")
+                say = None
             time.sleep(POLL_S)
         raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
 

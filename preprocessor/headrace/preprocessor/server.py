@@ -12,6 +12,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 
+import fsspec
 import grpc
 
 from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
@@ -28,7 +29,7 @@ from headrace.preprocessor.payload.part import Entry, Payload
 from headrace.preprocessor.payload.payload_store import PayloadStore
 from headrace.preprocessor.payload.staging import ReadAhead
 from headrace.preprocessor.payload.writer import PayloadWriter
-from headrace.preprocessor.sources.blob import BlobCache, load_drivers
+from headrace.preprocessor.sources.blob import BlobCache, check_fsspec, load_drivers
 from headrace.preprocessor.sources.open_shards import raise_file_limit
 from headrace.rpc import Server, reachable_address, unary_method
 from headrace.ticket import is_genuine, job_of, part_of
@@ -192,7 +193,7 @@ async def serve(
     metrics_listen: str = "",
     with_ucx: bool = False,
 ) -> None:
-    """Run a preprocessor until cancelled. Raises EndpointError if a port cannot be had.
+    """Run a preprocessor until cancelled. Raises EndpointError if a port cannot be had, UserError where fsspec is too old.
 
     `access`: what jobs may have this process open. `advertise`: HOST:PORT for trainers; empty: derived from `listen` and the
     route to the reorder service. `token`: this process's own, `tokens`: those of trainers; where there are any, trainers are
@@ -204,6 +205,7 @@ async def serve(
     Of `budget_bytes`, parts read ahead take up to READ_AHEAD_SHARE and probed media up to PROBED_SHARE, each only what it needs;
     the arena, whose pages stay allocated, has the rest.
     """
+    check_fsspec(fsspec.__version__)
     if access == NOTHING:
         log.warning("jobs may have nothing opened here: name folders with --data-root, beginnings of URLs with --allow-url")
     raise_file_limit()

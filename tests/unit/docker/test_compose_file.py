@@ -3,8 +3,10 @@
 import importlib.util
 import json
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -95,17 +97,37 @@ def test_the_dashboard_and_its_data_source_name_each_other() -> None:
         assert f"--metrics 0.0.0.0:{discovery['port']}" in str(SERVICES[name]["command"])
 
 
-def test_an_image_leaves_out_what_it_has_no_use_for() -> None:
+@pytest.fixture(scope="module")
+def requirements() -> Callable[..., list[str]]:
+    """(pyproject, extras, unused) -> lines, of docker/requirements.py."""
     spec = importlib.util.spec_from_file_location("requirements", ROOT / "docker" / "requirements.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    lines = module.requirements(ROOT / "pyproject.toml", ["trace"], ["matplotlib"])
-    assert not [line for line in lines if line.startswith(("matplotlib", "torch", "pillow"))]
+    return cast(Callable[..., list[str]], module.requirements)
+
+
+def test_an_image_leaves_out_what_it_has_no_use_for(requirements: Callable[..., list[str]]) -> None:
+    lines = requirements(ROOT / "pyproject.toml", ["trace"], ["matplotlib"])
+    assert not [line for line in lines if line.startswith(("matplotlib", "torch", "pillow", "fsspec"))]
     assert [line for line in lines if line.startswith("opentelemetry-sdk")]
     with pytest.raises(ValueError, match="no dependency nonsense"):
-        module.requirements(ROOT / "pyproject.toml", [], ["nonsense"])
+        requirements(ROOT / "pyproject.toml", [], ["nonsense"])
+
+
+def test_an_image_of_a_preprocessor_has_what_one_needs(requirements: Callable[..., list[str]]) -> None:
+    """Of a newer fsspec than `pip install headrace` asks for beside libraries of trainers."""
+    lines = requirements(ROOT / "pyproject.toml", ["preprocessor"], [])
+    assert [line for line in lines if line.startswith("fsspec")] == ["fsspec>=2026.6"]
+    assert not [line for line in lines if line.startswith("xxhash")]
+
+
+def test_what_is_installed_without_extras_is_enough_for_the_demo() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = {*extras["preprocessor"], *extras["trainer"]} - {"fsspec>=2026.6"} | {"fsspec"}
+    assert needed <= set(project["dependencies"])
 
 
 def names_of(registry: Any) -> set[str]:

@@ -13,6 +13,7 @@ from headrace.cli.run import preprocessor
 from headrace.errors import DatasetError, SpecError, UserError
 from headrace.preprocessor.access import NOTHING, Access, check_url, granting
 from headrace.preprocessor.sources import list_shards, open_shard
+from headrace.preprocessor.sources.blob import check_fsspec
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.text import BUNDLED, load_encoder
 from headrace.quarantine import BadSampleError, Reason
@@ -259,3 +260,10 @@ def test_unless_told_jobs_of_this_machine_alone_may_read(listen: str, reorder: s
     assert told == Access(roots=(str(tmp_path.resolve()),), urls=("s3://b/",))
     near = preprocessor.access(parser.parse_args([*arguments, "--allow-local-urls"]))
     assert near == (NOTHING if access == NOTHING else Access(local_urls=True))
+
+
+def test_drivers_that_are_too_old_to_keep_to_it_are_refused_with_the_remedy() -> None:
+    """A trainer's library may ask for them, as torchtitan's data sets do."""
+    check_fsspec("2026.6.0")
+    with pytest.raises(UserError, match=r"^fsspec is 2025\.3\.2, .* 2026\.6 or later: `pip install 'headrace\[preprocessor\]'`$"):
+        check_fsspec("2025.3.2")

@@ -75,5 +75,13 @@ def test_without_a_folder_to_write_to_it_compiles_and_says_so(installed: Path) -
     assert done.stderr.count("\n") == 1, "one line, however many loops there are"
 
 
+def test_where_the_installation_alone_is_read_only_it_is_kept_in_the_cache_of_the_user(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    make_read_only(installed)
+    home = {"HOME": str(tmp_path / "home"), "XDG_CACHE_HOME": str(tmp_path / "home" / "cache")}
+    assert [(done.stdout, done.stderr) for done in (run(installed, **home) for _ in range(2))] == [("42 0\n", ""), ("42 1\n", "")]
+    assert list((tmp_path / "home" / "cache" / "numba").rglob("loops.double*.nbc"))
+
+
 def test_where_it_can_be_written_it_is_kept_beside_the_source(installed: Path) -> None:
     assert [run(installed).stdout for _ in range(2)] == ["42 0\n", "42 1\n"]

@@ -57,11 +57,15 @@ def interpreter() -> Iterator[Diagnosis]:
 
 
 def packages(asked: Sequence[Requirement] | None, version_of: Lookup = installed_version) -> Iterator[Diagnosis]:
-    """Tell whether the packages that every installation needs are there, in versions that Headrace works with."""
+    """Tell whether the packages that every installation needs are there, in versions that Headrace works with.
+
+    Those of extras are not among them: a reorder service runs without what `pip install headrace` brings for the demo.
+    """
     if asked is None:
         yield warning("packages", "Headrace is not installed, so nothing says which it needs", "install it with pip")
         return
-    needed = [one for one in asked if _applies(one, "")]
+    of_extras = {one.name for one in asked if not _applies(one, "") and any(_applies(one, extra) for extra in EXTRAS)}
+    needed = [one for one in asked if _applies(one, "") and one.name not in of_extras]
     wrong = [found for one in needed if (found := _shortcoming(one, version_of))]
     if wrong:
         install = " ".join(f"'{one.name}{one.specifier}'" for one in needed if _shortcoming(one, version_of))

@@ -17,8 +17,9 @@ from typing import Any, BinaryIO, Protocol, cast
 import fsspec
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
+from packaging.version import Version
 
-from headrace.errors import DatasetError
+from headrace.errors import DatasetError, UserError
 from headrace.preprocessor import access
 from headrace.preprocessor.sources.base import MAX_MEDIUM_BYTES, check_size
 from headrace.quarantine import BadSampleError, Reason
@@ -27,6 +28,7 @@ CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 60.0  # between two packets, not for the whole file
 _CHUNK_BYTES = 16 * 2**20
 _WEB = ("http://", "https://")
+_FSSPEC = Version("2026.6")  # the oldest whose drivers keep to `access`
 
 Span = tuple[int, int]
 """Offset of the first byte of a part of a file, and of the first one behind it."""
@@ -319,6 +321,14 @@ def filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     if isinstance(fs, LocalFileSystem):
         access.check_path(path)
     return fs, path
+
+
+def check_fsspec(version: str) -> None:
+    """Raise UserError where this version of fsspec is one that came with a library which asks for an older one."""
+    if Version(version) < _FSSPEC:
+        raise UserError(
+            f"fsspec is {version}, and a preprocessor needs {_FSSPEC} or later: `pip install 'headrace[preprocessor]'`"
+        )
 
 
 def load_drivers(urls: Iterable[str]) -> None:
