@@ -103,12 +103,10 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
-unit: setup $(VENV)/.searches  ## the fast tests only
-
 test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (five minutes)
 	@$(PYTEST) -m 'slow or not slow' tests/tutorials
 
-unit: setup  ## the fast tests only
+unit: setup $(VENV)/.searches  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers
