@@ -107,7 +107,16 @@ def test_what_is_no_command_needs_no_command_line() -> None:
     """Cost tables, gains, timelines, findings and dissections are a library: nothing that they import reads arguments."""
     libraries = {
         "costs": ("cost_table", "dataset_costs", "survey"),
-        "planning": ("gain", "gain_picture", "outcome", "pipeline_panel", "problem", "strategy_pictures", "timeline", "trace_events"),
+        "planning": (
+            "gain",
+            "gain_picture",
+            "outcome",
+            "pipeline_panel",
+            "problem",
+            "strategy_pictures",
+            "timeline",
+            "trace_events",
+        ),
         "watch": ("status_lines", "top_figures", "top_table"),
         "inspect": ("contact_sheet", "dissection", "histogram", "preview"),
         "failures": ("availability_file", "failures_picture"),
