@@ -70,8 +70,8 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
-test-slow: setup  ## what the suite leaves out for its time: more variants, and some promises between real processes
-	@$(PYTEST) -n 2 --dist loadfile -m slow
+test-slow: setup  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
+	@$(PYTEST) -n 2 --dist loadfile --thorough -m 'slow or hypothesis'
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
 # preprocessor does: it is installed first, and works with the newer one, of which pip warns.

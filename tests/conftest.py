@@ -27,17 +27,20 @@ LAST_WAITING = 0.85
 """The share of all other files after which the last one of these begins."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--thorough`: each property is tried with as many examples as it names, or 100, instead of some of them."""
+    parser.addoption("--thorough", action="store_true", help="draw all examples of each property, where the suite draws some")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Import what a process needs that runs tests: not the one that deals them out to others, which would take seconds for it."""
     if getattr(config.option, "numprocesses", None):
         return
     gc.disable()  # until all is collected: nearly all that is made until then stays
-    from hypothesis import settings
-
     import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
+    from tests.examples import load
 
-    settings.register_profile("headrace", derandomize=True, deadline=None)
-    settings.load_profile("headrace")
+    load(thorough=config.getoption("thorough"))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import redis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.store import finished_jobs, redis_database, step_ledger
+from tests.examples import with_examples
 from tests.redis_server import RedisServer
 from tests.simulation.simulated_redis import SimulatedRedis
 
@@ -92,7 +93,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@with_examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(requests=st.lists(reads | writes | scripts, max_size=25))
 def test_both_give_the_same_replies_and_keep_the_same_data(real: redis.Redis, requests: list[tuple[str, ...]]) -> None:
     real.flushall()

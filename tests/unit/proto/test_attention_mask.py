@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.attention_mask import MOST_GROUPS, MOST_SEGMENTS, NOTHING, PARTLY, WHOLLY, AttentionMask, field
@@ -30,13 +30,11 @@ def test_tokens_see_what_the_rule_says(mask):
 
 
 @given(mask=ANY)
-@settings(deadline=None)
 def test_rows_are_counted_without_the_matrix(mask):
     np.testing.assert_array_equal(mask.row_counts(), written_out(mask).sum(axis=1))
 
 
 @given(mask=ANY, block=BLOCKS)
-@settings(deadline=None)
 @example(mask=AttentionMask(fields=np.zeros(5, np.int64)), block=2)
 def test_blocks_are_those_of_the_matrix(mask, block):
     expected = blocks_of(written_out(mask), block)
@@ -45,7 +43,6 @@ def test_blocks_are_those_of_the_matrix(mask, block):
 
 
 @given(mask=packed_masks(), block=BLOCKS, data=st.data())
-@settings(deadline=None)
 def test_a_rank_maps_its_own_blocks_of_queries(mask, block, data):
     whole = mask.block_map(block)
     chosen = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=6))

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.backward_factors import backward_factors, weight_factor
@@ -13,6 +13,7 @@ from headrace.plan import Topology
 from headrace.reorder_service.planning import plan
 from headrace.reorder_service.planning.execution import Execution
 from headrace.schedule import SCHEDULES, Action, Kind, Schedule, build, inputs, stage_graph
+from tests.examples import with_examples
 
 STAGES = {"vision": 2, "audio": 1, "llm": 5}
 
@@ -165,7 +166,7 @@ def test_zero_bubble_puts_weights_off_the_longer_the_less_a_stage_opens_with() -
     assert inputs(stage_graph({"llm": 3}), 1, 1, weight(2)) == ((1, backward(2)),)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.integers(1, 6), st.integers(0, 6), st.sampled_from([1.0, 1.5, 2.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_zero_bubble_leaves_equal_stages_idle_for_what_its_weights_do_not_fill(num_stages, more, of_inputs, of_weights) -> None:
     stages, count = {"llm": num_stages}, num_stages + more
@@ -175,14 +176,14 @@ def test_zero_bubble_leaves_equal_stages_idle_for_what_its_weights_do_not_fill(n
     assert seconds == pytest.approx(count * (1 + of_inputs + of_weights) + bubble)
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(topologies, st.integers(1, 13), st.lists(st.sampled_from([0.2, 1.0, 3.0]), min_size=5, max_size=5))
 def test_zero_bubble_is_never_slower_than_1f1b_on_equal_microbatches(stages, count, loads) -> None:
     stage_s = dict(zip(stages, loads, strict=False))
     assert_no_slower_than_1f1b(stages, count, stage_s, Execution(schedule="zero-bubble"))
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(topologies, st.integers(1, 13), st.data())
 def test_where_units_are_frozen_or_run_again_it_costs_at_most_one_weight_gradient_more(stages, count, data) -> None:
     """It costs nothing unless a unit that learns feeds a frozen one: its last weight gradient then hides behind nothing."""
@@ -219,7 +220,7 @@ def test_interleaving_divides_the_idle_time_of_one_unit_by_the_chunks(num_stages
     assert step("interleaved", {"llm": num_stages}, count, chunks) - 3 * count == pytest.approx(idle / chunks)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(topologies, st.integers(1, 13), st.integers(2, 3))
 def test_interleaving_equal_microbatches_of_several_units_loses_little_and_of_one_unit_nothing(stages, count, chunks) -> None:
     slack = 1e-9 if len(stages) == 1 else 0.08
@@ -231,7 +232,7 @@ def test_interleaving_takes_every_backward_at_once_where_that_is_faster_than_alt
     assert step("interleaved", stages, 5, chunks=4) < step("1f1b", stages, 5)
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @given(st.sampled_from(SCHEDULES), topologies, st.integers(0, 11), st.integers(1, 3), st.one_of(st.none(), st.integers(1, 9)))
 def test_every_stage_runs_everything_once_in_order_and_nothing_waits_for_ever(name, stages, count, chunks, limit) -> None:
     chunks = chunks if name == "interleaved" else 1
@@ -249,7 +250,7 @@ def test_every_stage_runs_everything_once_in_order_and_nothing_waits_for_ever(na
     assert build(name, stages, microbatches, chunks=chunks, in_flight=limit) == schedule
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(topologies, st.integers(1, 11), st.integers(1, 9))
 def test_what_a_stage_holds_is_bounded_as_its_schedule_promises(stages, count, limit) -> None:
     behind = [stage.num_behind for stage in stage_graph(stages)]
@@ -296,7 +297,7 @@ def test_nonsense_is_refused(arguments, options, rule: str) -> None:
         build(*arguments, **options)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(topologies, st.integers(1, 11), st.integers(0, 9))
 def test_more_forwards_ahead_never_slow_equal_microbatches_down(stages, count, more) -> None:
     limit = max(stage.num_behind for stage in stage_graph(stages)) + 1 + more

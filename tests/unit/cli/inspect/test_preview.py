@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import Tokenizer
@@ -29,6 +29,7 @@ from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.sample import LABEL_IGNORED, SampleRef
 from headrace.spec import ImageSpec, load_spec_yaml
 from headrace.text_spec import TextSpec
+from tests.examples import with_examples
 from tests.unit.cli.inspect.tars import write_tar
 
 LEARNT, REFUSED = {(252, 220, 203), (246, 195, 167)}, (179, 38, 30)
@@ -182,7 +183,7 @@ def test_of_a_job_the_sheet_shows_what_its_preprocessor_delivers(
     assert "<|start_header_id|>" in {token.text for token in drawn[0].tokens}
 
 
-@settings(max_examples=50)
+@with_examples(50)
 @given(
     rows=st.integers(1, 4), columns=st.integers(1, 4), patch=st.integers(1, 4), merge=st.integers(1, 3), seed=st.integers(0, 99)
 )
@@ -210,7 +211,7 @@ def test_placeholders_are_one_chip_and_every_token_has_its_mask() -> None:
     assert sum(token.count for token in shown) == len(ids)
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(tokens=TOKENS, width=st.integers(1, 40))
 def test_lines_hold_every_token_and_are_not_too_long(tokens: list[Token], width: int) -> None:
     lines = lay_out(tokens, width)
@@ -221,7 +222,7 @@ def test_lines_hold_every_token_and_are_not_too_long(tokens: list[Token], width:
     assert sum(len(fragment.text) for fragment in fragments) == sum(max(1, len(token.text)) for token in tokens)
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(tokens=TOKENS, most=st.integers(5, 20))
 def test_a_long_text_is_cut_in_its_middle_and_the_rest_counted(tokens: list[Token], most: int) -> None:
     lines = lay_out(tokens, 20)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preprocessor import audio
@@ -19,6 +19,7 @@ from headrace.preprocessor.audio import features, flac
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
 from headrace.torchaudio_import import torchaudio
+from tests.examples import with_examples
 
 SPEC = AudioSpec()
 needs_miniaudio = pytest.mark.skipif(flac.NAME is None, reason="miniaudio is not installed")
@@ -65,7 +66,7 @@ def test_kinds_keep_their_length_and_pitch(kind: str, subtype: str, rate: int) -
     assert abs(int(np.median(mel[20:100].argmax(axis=1))) - 42) <= 1
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.integers(401, 9000), st.sampled_from([8000, 11_025, 12_345, 16_000, 22_050, 44_099, 44_100, 48_000, 96_000, 384_000]))
 def test_probe_counts_what_decode_gives(frames: int, rate: int) -> None:
     data = encoded(np.linspace(-0.5, 0.5, frames), rate)

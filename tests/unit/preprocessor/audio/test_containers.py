@@ -11,13 +11,14 @@ import av
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preprocessor import audio
 from headrace.preprocessor.audio import container, container_bounds
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec
+from tests.examples import with_examples
 
 SPEC = AudioSpec()
 Sound = np.ndarray[Any, Any]
@@ -236,7 +237,7 @@ def test_a_live_recording_is_whole_or_refused_where_a_block_is_cut() -> None:
         assert refusal(data[:-missing]) is Reason.CORRUPT_MEDIA
 
 
-@settings(deadline=None, max_examples=150)
+@with_examples(150)
 @given(
     st.sampled_from([*EXACT, *PADDED]),
     st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1, max_size=5),
@@ -253,7 +254,7 @@ def test_damage_gives_a_recording_or_a_refusal(kind: tuple[str, str, int], chang
         pass
 
 
-@settings(deadline=None, max_examples=60)
+@with_examples(60)
 @given(st.sampled_from([b"\0\0\0\x18ftypM4A ", b"\xff\xf1\x50\x80", b"\x1a\x45\xdf\xa3\x9f"]), st.binary(max_size=300))
 def test_anything_behind_the_beginning_of_a_file_is_refused(begin: bytes, rest: bytes) -> None:
     with pytest.raises(BadSampleError):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
@@ -19,6 +19,7 @@ from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.text import load_encoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.spec import AudioSpec, JobSpec, parse_spec
+from tests.examples import with_examples
 
 RATE = 16_000
 SPLIT = AudioSpec(max_seconds=1, too_long="split")
@@ -38,7 +39,7 @@ def part(data: bytes, start: int, stop: int) -> bytes:
     return buffer.getvalue()
 
 
-@settings(deadline=None, max_examples=30)
+@with_examples(30)
 @given(st.integers(1, 60_000), st.sampled_from([0.4, 1.0, 1.2345]))
 def test_each_piece_has_the_features_of_a_recording_of_its_own(num_samples: int, max_seconds: float) -> None:
     spec = AudioSpec(max_seconds=max_seconds, too_long="split")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
@@ -22,6 +22,7 @@ from headrace.preprocessor.image.decode_cost import decode_bytes
 from headrace.preprocessor.image.fit import fit_of
 from headrace.preprocessor.image.header import Header
 from headrace.spec import ImageSpec
+from tests.examples import with_examples
 
 Pixels = NDArray[np.uint8]
 
@@ -126,7 +127,7 @@ def test_pixels_are_those_of_the_published_processor(name: str, size: tuple[int,
 
 
 @given(width=SIDES, height=SIDES)
-@settings(max_examples=300, deadline=None)
+@with_examples(300)
 def test_tiles_are_arranged_as_in_internvl(width: int, height: int) -> None:
     module = pytest.importorskip("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
     columns, rows = module.get_optimal_tiled_canvas((height, width), (448, 448), 1, 12)
@@ -136,7 +137,7 @@ def test_tiles_are_arranged_as_in_internvl(width: int, height: int) -> None:
 
 
 @given(width=SIDES, height=SIDES)
-@settings(max_examples=300, deadline=None)
+@with_examples(300)
 def test_sizes_are_those_of_pixtral_and_smolvlm(width: int, height: int) -> None:
     pixtral = pytest.importorskip("transformers.models.pixtral.image_processing_pil_pixtral")
     smol = pytest.importorskip("transformers.models.smolvlm.image_processing_pil_smolvlm")
@@ -149,7 +150,7 @@ def test_sizes_are_those_of_pixtral_and_smolvlm(width: int, height: int) -> None
 
 
 @given(width=SIDES, height=SIDES, smallest=st.integers(16, 400), most=st.integers(1, 16), ratio=st.floats(1, 4))
-@settings(max_examples=100, deadline=None)
+@with_examples(100)
 def test_crops_are_those_of_gemma(width: int, height: int, smallest: int, most: int, ratio: float) -> None:
     module = pytest.importorskip("transformers.models.gemma3.image_processing_pil_gemma3")
     spec = GEMMA_CROPS.model_copy(update={"min_crop_side": smallest, "max_tiles": most, "crop_ratio": ratio})
@@ -168,7 +169,7 @@ def test_crops_are_those_of_gemma(width: int, height: int, smallest: int, most: 
     most=st.integers(1, 6),
     scaled=st.integers(1, 16),
 )
-@settings(max_examples=300, deadline=None)
+@with_examples(300)
 def test_tokens_are_those_of_llava_onevision(width: int, height: int, side: int, most: int, scaled: int) -> None:
     module = pytest.importorskip("transformers.models.llava_onevision.processing_llava_onevision")
     pinpoints = [[side * rows, side * columns] for rows in range(1, most + 1) for columns in range(1, most + 1)]

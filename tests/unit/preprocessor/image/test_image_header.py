@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from headrace.preprocessor.image import header, reference
 from headrace.quarantine import BadSampleError
 from headrace.spec import ImageSpec
+from tests.examples import with_examples
 
 ROOT = Path(__file__).parents[4]
 HOSTILE = ROOT / "tests" / "data" / "hostile" / "images"
@@ -121,7 +122,7 @@ def test_cut_at_every_byte(name: str) -> None:
 
 
 @given(st.sampled_from(sorted(ORDINARY)), st.lists(st.tuples(st.integers(0, 240), st.integers(0, 255)), min_size=1, max_size=3))
-@settings(max_examples=600, derandomize=True)
+@with_examples(600)
 def test_changed_bytes(name: str, changes: list[tuple[int, int]]) -> None:
     data = bytearray(ORDINARY[name])
     for position, value in changes:
@@ -135,7 +136,7 @@ def test_changed_bytes(name: str, changes: list[tuple[int, int]]) -> None:
     st.sampled_from([b"", b"Exif\0\0", b"JFIF", b"MPF\0", b"FPXR\0", b"ICC_PROFILE\0", b"Adobe", b"Photoshop 3.0\0"]),
     st.binary(max_size=24),
 )
-@settings(max_examples=600, derandomize=True)
+@with_examples(600)
 def test_any_further_segment(name: str, marker: int, start: bytes, rest: bytes) -> None:
     body = start + rest
     segment = bytes((0xFF, marker)) + (len(body) + 2).to_bytes(2, "big") + body
@@ -149,14 +150,14 @@ def test_any_further_segment(name: str, marker: int, start: bytes, rest: bytes) 
     st.binary(max_size=34),
     st.sampled_from(["png", "png_palette", "png_alpha"]),
 )
-@settings(max_examples=400, derandomize=True)
+@with_examples(400)
 def test_any_further_chunk(kind: bytes, body: bytes, name: str) -> None:
     chunk = len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
     assert_agrees(ORDINARY[name][:33] + chunk + ORDINARY[name][33:])
 
 
 @given(st.binary(max_size=80))
-@settings(max_examples=100, derandomize=True)
+@with_examples(100)
 def test_any_exif_block(block: bytes) -> None:
     assert_agrees(file_of("JPEG", exif=b"Exif\0\0" + block))
     assert_agrees(file_of("JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08" + block))

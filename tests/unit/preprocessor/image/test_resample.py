@@ -7,17 +7,18 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
 from headrace.preprocessor.image import resample
 from headrace.preprocessor.image.scratch import KEEP_BYTES, Scratch
+from tests.examples import with_examples
 
 BICUBIC = Image.Resampling.BICUBIC
 SIDES = st.integers(1, 150)
-THOROUGH = settings(max_examples=250, derandomize=True)
+THOROUGH = with_examples(250)
 
 
 def picture(width: int, height: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -65,7 +66,7 @@ def test_both_axes_as_pillow_does(old_width: int, old_height: int, width: int, h
 @pytest.mark.parametrize("name", ["bilinear", "lanczos"])
 @pytest.mark.skipif(int(version("pillow").split(".")[0]) < 13, reason="earlier versions begin with the columns always")
 @given(old=st.tuples(SIDES, SIDES), new=st.tuples(SIDES, SIDES))
-@settings(max_examples=100, derandomize=True)
+@with_examples(100)
 def test_other_filters_are_pillows(name: str, old: tuple[int, int], new: tuple[int, int]) -> None:
     pixels = picture(*old, seed=3)
     resized = resample.resize(pixels, *new, Scratch(), resample=name)
@@ -100,7 +101,7 @@ def test_right_size_is_left_alone() -> None:
 
 
 @given(st.integers(1, 34), st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=120, derandomize=True)
+@with_examples(120)
 def test_patches_are_the_plain_transposition(patch: int, merge: int, rows: int, columns: int) -> None:
     pixels = picture(columns * merge * patch, rows * merge * patch)
     cells = pixels[:, :, :3].reshape(rows, merge, patch, columns, merge, patch, 3)

@@ -7,7 +7,7 @@ import contextlib
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preprocessor.decoding import LoadedPart, LoadedSample
@@ -17,6 +17,7 @@ from headrace.preprocessor.payload.priority import PriorityQueue
 from headrace.preprocessor.payload.staging import ReadAhead
 from headrace.preprocessor.records.record_to_sample import Image, Role, Sample, Turn
 from headrace.sample import SampleRef
+from tests.examples import with_examples
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -249,7 +250,7 @@ async def test_a_part_that_cannot_be_had_is_given_up(stage: PartStage) -> None:
 # -- any order --------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(
     order=st.permutations(range(6)),
     budget_mib=st.integers(1, 3),

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -28,6 +28,7 @@ from headrace.preprocessor.sources.mds_columns import decoder
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
 from headrace.spec import ImageSpec, parse_spec
+from tests.examples import with_examples
 
 MDS = Path(__file__).parents[3] / "data" / "mds"
 CAPTIONS = MDS / "captions"
@@ -231,7 +232,7 @@ def test_damaged_rows_leave_the_others(tmp_path: Path) -> None:
             shard.read(7)
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @given(
     st.sampled_from(["encodings/shard.00000.mds", "captions/shard.00001.mds"]),
     st.integers(0, 1300),

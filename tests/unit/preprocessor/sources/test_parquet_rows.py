@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preprocessor.sources import open_shard, parquet, parquet_rows
@@ -27,6 +27,7 @@ from headrace.preprocessor.sources.cache import ShardCache, default_cache
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
+from tests.examples import with_examples
 from tests.http_site import PATIENCE_S
 from tests.unit.preprocessor.sources.test_shard_cache import files_of_at_most
 
@@ -123,7 +124,7 @@ _SCHEMA = pa.schema(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@with_examples(25)
 @given(st.lists(_ROW, min_size=1, max_size=30), st.integers(1, 31), st.randoms(use_true_random=False))
 def test_any_rows_come_back_in_any_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Any], group: int, order: random.Random

@@ -13,12 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.preprocessor.sources import Shard, json_array, open_shard
 from headrace.quarantine import BadSampleError, Reason
 from headrace.source_spec import SourceSpec
+from tests.examples import with_examples
 
 
 def opened(path: Path, **fields: Any) -> Shard:
@@ -60,7 +61,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@with_examples(30)
 @given(
     st.lists(st.dictionaries(NASTY, VALUES, max_size=3), max_size=8),
     st.sampled_from([None, 1]),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import DatasetError, UserError
@@ -22,6 +22,7 @@ from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.sources.cache import ShardCache, default_cache
 from headrace.preprocessor.sources.parquet import ParquetShard
 from headrace.source_spec import SourceSpec
+from tests.examples import with_examples
 from tests.http_site import Site
 from tests.unit.preprocessor.sources.cache_world import Moved, held, put
 
@@ -137,7 +138,7 @@ def test_a_directory_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         ShardCache(tmp_path / "file" / "cache")
 
 
-@settings(max_examples=25)
+@with_examples(25)
 @given(st.lists(st.tuples(st.integers(0, 7), st.booleans()), min_size=1, max_size=25))
 def test_never_more_bytes_than_allowed_and_never_wrong_ones(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]

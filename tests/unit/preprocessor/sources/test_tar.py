@@ -7,12 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from headrace.preprocessor.sources.blob import Blob
 from headrace.preprocessor.sources.tar import Damage, TarMember, scan
 from headrace.quarantine import Reason
+from tests.examples import with_examples
 
 FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
 
@@ -151,7 +152,7 @@ def test_every_cut_is_reported_or_at_a_boundary() -> None:
         assert all(entry.reason is Reason.ARCHIVE_TRUNCATED for entry in broken)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@with_examples(200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), min_size=1, max_size=8))
 def test_any_damage_ends_in_entries_inside_of_the_file(changes: list[tuple[int, int]]) -> None:
     data = bytearray(archive({"a" * 120: b"1" * 600, "b": b"2" * 100}, tarfile.GNU_FORMAT)[:4096])

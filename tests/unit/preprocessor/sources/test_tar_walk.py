@@ -6,13 +6,14 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from headrace.preprocessor.sources import open_shard
 from headrace.preprocessor.sources.cache import ShardCache
 from headrace.preprocessor.sources.download import Retry
 from headrace.source_spec import SourceSpec
+from tests.examples import with_examples
 from tests.http_site import Site, running_site
 from tests.unit.preprocessor.sources.cache_world import held
 from tests.unit.preprocessor.sources.remote_world import by_ranges_alone, everything, read_both, tar_of
@@ -92,7 +93,7 @@ def test_a_tar_inside_of_a_tar_leads_nobody_astray(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@with_examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     size=st.sampled_from([100, 700, 5_000]),
     flips=st.lists(st.floats(0, 0.999), max_size=4),

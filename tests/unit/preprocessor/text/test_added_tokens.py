@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
@@ -20,6 +20,7 @@ from headrace.preprocessor.text import BUNDLED, TextEncoder, byte_pairs
 from headrace.preprocessor.text.template import load_template
 from headrace.sample import LABEL_IGNORED
 from headrace.text_spec import TextSpec
+from tests.examples import with_examples
 
 PLAIN = ("<think>", "</think>", "<tool_call>", "<|fim_prefix|>")
 SPECIAL = ("<|extra|>", "<|im_start|>")
@@ -63,7 +64,7 @@ def test_ids_are_those_of_transformers(flagged: tuple[AddedToken, ...], tmp_path
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     ours = encoders(monkeypatch, text)
 
-    @settings(max_examples=200)
+    @with_examples(200)
     @given(st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join))
     def check(text: str) -> None:
         expected = theirs.encode(text, add_special_tokens=False, split_special_tokens=True)

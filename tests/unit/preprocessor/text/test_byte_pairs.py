@@ -19,6 +19,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 
 from headrace.preprocessor.text import BUNDLED, byte_pairs
 from headrace.preprocessor.text.byte_pairs import LONGEST, PATTERNS, SETTLED, BytePairs
+from tests.examples import with_examples
 
 ROOT = Path(__file__).parents[4]
 EXAMPLE, HOSTILE = ROOT / "examples" / "data", ROOT / "tests" / "data" / "hostile" / "text"
@@ -92,7 +93,7 @@ edges = st.lists(st.tuples(st.integers(0, 64), st.integers(0, 64)).map(lambda sp
 
 
 @given(texts, edges, st.sampled_from(sorted(PATTERNS)))
-@settings(max_examples=500)
+@with_examples(500)
 @example("", [(0, 0), (0, 3), (2, 5)], "qwen")
 @example("a🦜b", [(0, 1), (1, 2), (2, 3), (3, 9), (7, 9)], "qwen")
 def test_any_text_has_the_references_ids_and_spans(text: str, spans: list[tuple[int, int]], pattern: str) -> None:
@@ -101,7 +102,7 @@ def test_any_text_has_the_references_ids_and_spans(text: str, spans: list[tuple[
 
 
 @given(st.text(st.sampled_from("'sStTdDmMlLvVrReE aIſ\u212a\n"), max_size=40), st.sampled_from(sorted(PATTERNS)))
-@settings(max_examples=300)
+@with_examples(300)
 def test_short_forms(text: str, pattern: str) -> None:
     check(trained(pattern), text, [(0, len(text))])
 

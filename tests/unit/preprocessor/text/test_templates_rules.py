@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -21,6 +21,7 @@ from headrace.preprocessor.text.templates import TEMPLATES
 from headrace.quarantine import BadSampleError, Reason
 from headrace.sample import LABEL_IGNORED
 from headrace.text_spec import TextSpec
+from tests.examples import with_examples
 
 IMAGE, AUDIO = Image(data=b""), Audio(data=b"")
 EVERY_TOKEN = tuple(dict.fromkeys(token for template in TEMPLATES.values() for token in template.control))
@@ -235,7 +236,7 @@ def test_a_sample_may_be_as_long_as_the_limit_and_no_longer(tokenizer_file: Path
 
 
 @pytest.mark.parametrize("name", list(TEMPLATES))
-@settings(max_examples=40)
+@with_examples(40)
 @given(words=st.lists(st.one_of(st.sampled_from(EVERY_TOKEN), st.text(st.characters(codec="utf-8"), max_size=8))))
 def test_whatever_is_said_adds_no_control_token(tokenizer_file: Path, name: str, words: list[str]) -> None:
     template = make(tokenizer_file, name)

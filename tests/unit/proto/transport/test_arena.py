@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UnavailableError
 from headrace.preprocessor.payload.arena import Arena, Slot, open_arena, remove_stale
 from headrace.transport.shared_memory import ALIGNMENT, ArenaError, ArenaReader, socket_path
+from tests.examples import with_examples
 
 MIB = 1 << 20
 
@@ -73,7 +74,7 @@ def test_a_full_arena_has_no_slot_until_one_is_freed(arena: Arena) -> None:
     assert allocate(arena, MIB - ALIGNMENT).offset == slots[1].offset
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9 * ALIGNMENT)), max_size=60))
 def test_slots_are_aligned_and_disjoint_and_merge_to_one_hole(tmp_path_factory: pytest.TempPathFactory, run: list) -> None:
     arena = Arena(64 * ALIGNMENT, tmp_path_factory.mktemp("arena"))

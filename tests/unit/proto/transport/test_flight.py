@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from pyarrow import flight
 
@@ -25,6 +25,7 @@ from headrace.transport.base import DamagedError, Delivery, refusal_value
 from headrace.transport.flight import HEADER, FlightReceiver
 from headrace.transport.flight_server import BATCH_BYTES, FlightServer, split
 from headrace.v1 import payload_pb2
+from tests.examples import with_examples
 
 MIB = 1 << 20
 SOON_S = 0.4  # how soon a receiver of a test finds a wire stalled
@@ -61,7 +62,7 @@ def wait_for_callers(producer: Any, ticket: str, count: int) -> None:
 # -- what is sent -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@with_examples(60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 3000), max_size=40), max_bytes=st.integers(1, 4000))
 def test_rows_are_put_together_in_order_to_batches_as_large_as_allowed(
     make_rows: Callable[..., pa.RecordBatch], sizes: list[int], max_bytes: int

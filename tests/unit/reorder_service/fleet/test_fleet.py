@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from headrace.observability import metrics
 from headrace.reorder_service.fleet.member import MOST_REMEMBERED, REMEMBERED_SHARDS, Work
+from tests.examples import with_examples
 from tests.unit.reorder_service.fleet.fleet_world import Bench, finish
 
 
@@ -440,7 +440,7 @@ class FleetMachine(RuleBasedStateMachine):
 
 
 TestFleetMachine = FleetMachine.TestCase
-TestFleetMachine.settings = settings(max_examples=60, stateful_step_count=40)
+TestFleetMachine.settings = with_examples(60, stateful_step_count=40)
 
 
 def test_what_one_member_cannot_do_another_is_asked_for() -> None:

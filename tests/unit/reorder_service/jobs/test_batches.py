@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import JobFailedError
@@ -14,6 +14,7 @@ from headrace.manifest import UNCOUNTED, ShardInfo, ShardTable
 from headrace.reorder_service.jobs.batches import Changes, GlobalBatches
 from headrace.reorder_service.jobs.counted_shards import CountedShards
 from headrace.spec import parse_spec
+from tests.examples import with_examples
 
 Rows = list[list[int]]
 
@@ -48,7 +49,7 @@ def lazy(rows: Rows, **fields: Any) -> Counted:
 some_rows = st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=8).filter(any), min_size=1, max_size=3)
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(some_rows, st.data())
 def test_the_order_is_the_same_whenever_shards_are_counted_and_the_job_ends_where_it_did(rows: Rows, data: st.DataObject) -> None:
     some_weights = st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(rows), max_size=len(rows))

@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import message_codec
@@ -20,6 +20,7 @@ from headrace.reorder_service.planning.unequal_pipelines import plan_for_pipelin
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.nodes_spec import RecoverableUnit, RecoverySpec
 from headrace.v1.membership_pb2 import Formation, Pipeline, PipelineStage, Snapshot
+from tests.examples import with_examples
 from tests.unit.reorder_service.nodes.test_membership import UNITS, World, make_spec
 
 SPEC = RecoverySpec(nodes=5, units={unit: RecoverableUnit() for unit in UNITS})
@@ -144,7 +145,7 @@ def computed(plans: list[StepPlan]) -> list[int]:
     return sorted(sample for plan in plans for sample in plan.sample_ids())
 
 
-@settings(max_examples=12, deadline=None)
+@with_examples(12)
 @given(
     st.lists(st.sampled_from("abcdefghi"), min_size=1, max_size=2, unique=True),
     st.sampled_from(["random", "entrain", "orchmllm", "disttrain"]),

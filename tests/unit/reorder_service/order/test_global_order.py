@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.order.global_order import GlobalOrder, Int64, SourceShards, permutation
 from headrace.sample import SampleRef
+from tests.examples import with_examples
 
 Rows = list[list[int]]
 
@@ -72,7 +73,7 @@ def test_every_epoch_has_every_sample_once(rows: Rows, seed: int, shuffle_shards
     assert order.num_samples(2) == 2 * size
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(some_rows, st.data())
 def test_with_weights_every_sample_is_had_by_the_end_of_the_epoch_and_not_before(rows: Rows, data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.floats(0.2, 5), min_size=len(rows), max_size=len(rows)))

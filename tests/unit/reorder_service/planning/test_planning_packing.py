@@ -6,13 +6,14 @@ from itertools import groupby
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.packing import MOST_CAPACITY, pack, pack_batch, plan_of_samples, unpack
 from headrace.reorder_service.planning.strategies import plan_of
+from tests.examples import with_examples
 
 interpreted = os.environ.get("NUMBA_DISABLE_JIT") == "1"
 
@@ -89,7 +90,7 @@ def test_no_pack_is_too_long_and_packs_are_numbered_by_their_first_rows(instance
     assert list(dict.fromkeys(packs)) == list(range(max(packs) + 1))
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.integers(5, 30).flatmap(lambda c: st.tuples(st.lists(st.integers(1, c), min_size=1, max_size=10), st.just(c))))
 def test_the_number_of_packs_is_within_the_bound_of_the_optimum(instance: tuple[list[int], int]) -> None:
     assert max(run(*instance)) + 1 <= 11 / 9 * fewest_packs(*instance) + 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import message_codec
@@ -17,6 +17,7 @@ from headrace.reorder_service.planning.packing import pack_batch, plan_of_sample
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.strategies import STRATEGIES, plan_of
 from headrace.reorder_service.planning.unequal_pipelines import PipelineShape, plan_for_pipelines, simulated_work
+from tests.examples import with_examples
 
 TOPOLOGY = Topology(replicas=2, microbatches=4, stages={"vision": 1, LLM: 1})
 THREE = PipelineShape(stages={"vision": (1.0,), LLM: (0.5, 0.5)}, microbatches=10)
@@ -41,7 +42,7 @@ def shapes(draw: st.DrawFn) -> PipelineShape:
     return PipelineShape(stages={"vision": shares(), LLM: shares()}, microbatches=draw(st.integers(0, 5)))
 
 
-@settings(max_examples=15, deadline=None)
+@with_examples(15)
 @given(
     st.lists(shapes(), min_size=1, max_size=4).filter(lambda found: any(one.microbatches for one in found)),
     st.integers(1, 30),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
@@ -11,6 +11,7 @@ from headrace.reorder_service.planning.simulation.makespan import makespan
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile, NodeSpecification, Template, plan_templates
 from headrace.reorder_service.recovery.stage_mapping import Chains, iteration_time
+from tests.examples import with_examples
 from tests.unit.reorder_service.recovery.recovery_world import Mapping, breakdown, every_mapping, profile_of, profiles
 
 
@@ -41,13 +42,13 @@ def check_against_every_mapping(profile: ModelProfile, num_nodes: int) -> None:
         assert template.iteration_time(4 * len(mapping)) == pytest.approx(breakdown(profile, mapping), rel=1e-9)
 
 
-@settings(max_examples=80)
+@with_examples(80)
 @given(profile=profiles(), num_nodes=st.integers(1, 3))
 def test_a_mapping_is_as_fast_as_the_best_of_all(profile: ModelProfile, num_nodes: int) -> None:
     check_against_every_mapping(profile, num_nodes)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(seed=st.integers(0, 10_000), scaling=st.floats(0, 1), num_nodes=st.integers(1, 3))
 def test_also_where_no_two_mappings_are_equally_fast(seed: int, scaling: float, num_nodes: int) -> None:
     seconds = np.random.default_rng(seed).lognormal(0, 1, (7, 1)) / np.arange(1, 3) ** scaling
@@ -55,7 +56,7 @@ def test_also_where_no_two_mappings_are_equally_fast(seed: int, scaling: float, 
     check_against_every_mapping(profile, num_nodes)
 
 
-@settings(max_examples=30)
+@with_examples(30)
 @given(profile=profiles(num_layers=12), num_nodes=st.integers(1, 4))
 def test_a_template_of_a_size_does_not_depend_on_the_others(profile: ModelProfile, num_nodes: int) -> None:
     bounds = profile.unit_bounds
@@ -147,7 +148,7 @@ def addable(sizes: range, fewest: int, num_nodes: int) -> bool:
     return any(addable(sizes, fewest - 1, num_nodes - size) for size in sizes if size <= num_nodes)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(smallest=st.integers(1, 4), further=st.integers(0, 3), max_failures=st.integers(0, 2), beyond=st.integers(0, 8))
 def test_usable_nodes_are_those_that_sizes_add_up_to(smallest: int, further: int, max_failures: int, beyond: int) -> None:
     largest = smallest + further

@@ -5,12 +5,13 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
 from headrace.reorder_service.recovery.instantiation import distribute, instantiate
 from headrace.reorder_service.recovery.pipeline_templates import Stage, Template
+from tests.examples import with_examples
 from tests.unit.reorder_service.recovery.recovery_world import templates_of
 
 
@@ -35,7 +36,7 @@ def figures(pipelines: list[Template], counts: tuple[int, ...]) -> tuple[float, 
     return round(float(times.max()), 9), round(float(np.square(times - times.mean()).sum()), 6)
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @given(
     stages=st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), min_size=1, max_size=4),
     further=st.integers(0, 9),
@@ -67,7 +68,7 @@ def every_set(sizes: range, num_nodes: int) -> Iterator[tuple[int, ...]]:
             yield from ((size, *rest) for rest in every_set(range(sizes.start, size + 1), num_nodes - size))
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(
     num_nodes=st.integers(4, 11),
     max_failures=st.integers(0, 2),

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Sequence
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UnrecoverableError
 from headrace.reorder_service.recovery.instantiation import instantiate
 from headrace.reorder_service.recovery.pipeline_templates import Templates
 from headrace.reorder_service.recovery.reconfiguration import Pipeline, Reconfiguration, reconfigure
+from tests.examples import with_examples
 from tests.unit.reorder_service.recovery.recovery_world import templates_of
 
 
@@ -72,7 +73,7 @@ def jobs(draw: st.DrawFn) -> tuple[Templates, tuple[Pipeline, ...]]:
     return templates, tuple(pipelines)
 
 
-@settings(max_examples=80)
+@with_examples(80)
 @given(job=jobs(), data=st.data())
 def test_any_failures_up_to_the_threshold_are_survived_again_and_again_until_the_nodes_are_too_few(
     job: tuple[Templates, tuple[Pipeline, ...]], data: st.DataObject
@@ -98,7 +99,7 @@ def test_any_failures_up_to_the_threshold_are_survived_again_and_again_until_the
         pipelines = after.pipelines
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(job=jobs(), data=st.data())
 def test_given_sizes_come_out_with_every_layer_from_nodes_that_have_it(
     job: tuple[Templates, tuple[Pipeline, ...]], data: st.DataObject
@@ -116,7 +117,7 @@ def test_given_sizes_come_out_with_every_layer_from_nodes_that_have_it(
     assert reconfigure(templates, after.pipelines, sizes=sizes).pipelines == after.pipelines
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(job=jobs(), joining=st.integers(1, 9))
 def test_nodes_beyond_those_of_the_start_are_used_as_far_as_sizes_add_up(
     job: tuple[Templates, tuple[Pipeline, ...]], joining: int
@@ -129,7 +130,7 @@ def test_nodes_beyond_those_of_the_start_are_used_as_far_as_sizes_add_up(
     assert sum(len(pipeline.nodes) for pipeline in after.pipelines) == templates.specification.usable(total)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(seed=st.integers(0, 100), lost=st.lists(st.sampled_from("abcdef"), min_size=1, max_size=2, unique=True))
 def test_no_other_order_of_the_nodes_copies_fewer_bytes(seed: int, lost: list[str]) -> None:
     templates = templates_of(6, 2, 1, 5, layer_bytes=[1 + seed * (7 + layer) % 11 for layer in range(5)])

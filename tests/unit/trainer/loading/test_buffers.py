@@ -8,10 +8,11 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.trainer.loading.buffers import ALIGNMENT, BufferPool, PinnedMemory
+from tests.examples import with_examples
 
 MIB = 1 << 20
 
@@ -66,7 +67,7 @@ def test_the_smallest_buffer_that_fits_is_taken():
     assert tuple(buffer.data_ptr() for buffer in again) == addresses[::-1]
 
 
-@settings(max_examples=50)
+@with_examples(50)
 @given(sizes=st.lists(st.integers(0, 6 * MIB), max_size=12), limit=st.integers(0, 16 * MIB), num_kept=st.integers(0, 3))
 def test_buffers_are_whole_apart_aligned_and_bounded(sizes, limit, num_kept):
     """Up to `num_kept` are in use at a time; their contents are theirs alone."""
@@ -154,7 +155,7 @@ class EmulatedPinned(PinnedMemory):
         self.idle.clear()
 
 
-@settings(max_examples=50)
+@with_examples(50)
 @given(steps=st.lists(st.lists(st.integers(1, MIB), min_size=1, max_size=6), max_size=12), limit=st.integers(0, MIB))
 def test_pinned_memory_that_is_idle_is_bounded(steps, limit):
     """Steps of one size after the other would else each leave their blocks behind."""

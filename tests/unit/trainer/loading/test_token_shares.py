@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.attention_mask import AttentionMask
 from headrace.errors import UserError
 from headrace.mask_layouts import TEXT, VISION, packed
 from headrace.trainer.loading.token_shares import TokenShares
+from tests.examples import with_examples
 from tests.unit.proto.mask_world import packed_masks
 
 
 @given(mask=packed_masks(), block=st.sampled_from([1, 3, 8]), data=st.data())
-@settings(deadline=None, max_examples=40)
+@with_examples(40)
 def test_every_token_is_one_ranks(mask, block, data):
     num_blocks = -(-mask.num_tokens // block)
     num_ranks = data.draw(st.integers(1, min(4, num_blocks)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.mask_layouts import AUDIO, TEXT, VISION, packed
 from headrace.trainer.models.flex_masks import flex_mask, flex_masked_attention
 from headrace.trainer.models.masked_attention import dense_attention, rows_of_blocks
+from tests.examples import with_examples
 from tests.unit.proto.mask_world import masks, packed_masks
 
 
@@ -19,7 +20,7 @@ from tests.unit.proto.mask_world import masks, packed_masks
     block=st.sampled_from([2, 8, 64]),
     data=st.data(),
 )
-@settings(deadline=None, max_examples=40)
+@with_examples(40)
 def test_blocks_and_rule_are_those_of_the_mask(mask, block, data):
     count = -(-mask.num_tokens // block)
     chosen = np.array(sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1))))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.attention_mask import AttentionMask
 from headrace.errors import UserError
 from headrace.mask_layouts import TEXT, VISION, packed
 from headrace.trainer.models.masked_attention import MaskRuns, dense_attention, masked_attention, rows_of_blocks
+from tests.examples import with_examples
 from tests.unit.proto.mask_world import masks, packed_masks
 
 
@@ -28,7 +29,7 @@ def with_gradients(attend, tensors):
 
 
 @given(mask=st.one_of(masks(), packed_masks()), block=st.sampled_from([1, 3, 8, 128]), kv_heads=st.sampled_from([1, 2, 4]))
-@settings(deadline=None, max_examples=40)
+@with_examples(40)
 def test_equals_the_formula_forward_and_backward(mask, block, kv_heads):
     tensors = inputs(mask.num_tokens, mask.num_tokens, kv_heads)
     runs = MaskRuns.of(mask, block=block)
@@ -39,7 +40,7 @@ def test_equals_the_formula_forward_and_backward(mask, block, kv_heads):
 
 
 @given(mask=packed_masks(), block=st.sampled_from([3, 8]), num_ranks=st.integers(1, 4), seed=st.integers(0, 9))
-@settings(deadline=None, max_examples=40)
+@with_examples(40)
 def test_the_parts_of_ranks_are_the_whole(mask, block, num_ranks, seed):
     """Each rank has the queries of its blocks and all keys; gradients of keys are the sums over ranks."""
     q, k, v = inputs(mask.num_tokens, mask.num_tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import message_codec
@@ -22,6 +22,7 @@ from headrace.trainer.pipeline.feed import StepFeed, packs_of, replicas_of, tick
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.v1 import sessions_pb2
+from tests.examples import with_examples
 
 degrees = st.integers(1, 4)
 CROSSING = ("orchmllm", "auto")
@@ -87,7 +88,7 @@ def topology_of(vision: int, llm: int) -> PipelineTopology:
 
 
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "auto"])
-@settings(max_examples=15)
+@with_examples(15)
 @given(
     dp=st.integers(1, 3),
     microbatches=st.integers(1, 3),
@@ -116,7 +117,7 @@ def test_the_llm_gets_every_pack_whole_in_one_portion(
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@settings(max_examples=40)
+@with_examples(40)
 @given(vision=degrees, llm=degrees, microbatches=degrees, samples=st.integers(1, 32), seed=st.integers(0, 2**32))
 def test_every_process_can_be_fed_by_every_strategy(
     strategy: str, vision: int, llm: int, microbatches: int, samples: int, seed: int

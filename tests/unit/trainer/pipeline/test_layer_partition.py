@@ -6,13 +6,14 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.pipeline.layer_partition import UnitCosts, bounds, layer_costs, partition
 from headrace.trainer.pipeline.topology import PipelineTopology
+from tests.examples import with_examples
 
 TINY = MODEL_SHAPES["tiny"]
 VOCAB_SIZE = 1000
@@ -100,7 +101,7 @@ def loads(costs: list[int], found: tuple[int, ...]) -> list[int]:
     return [sum(costs[start:end]) for start, end in itertools.pairwise(found)]
 
 
-@settings(max_examples=200)
+@with_examples(200)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 4))
 def test_partition_equals_trying_everything(costs: list[int], num_parts: int) -> None:
     num_parts = min(num_parts, len(costs))

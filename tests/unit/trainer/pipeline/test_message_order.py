@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,7 @@ from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
 from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
+from tests.examples import with_examples
 from tests.verify.cases import WEIGHTS, Case, every_pipeline
 from tests.verify.processes import cut
 
@@ -227,7 +228,7 @@ def problems(case: Case, seed: int) -> Iterator[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@with_examples(100)
 @given(st.sampled_from(PIPELINES), st.sampled_from(STRATEGIES), st.sampled_from(WEIGHTS), st.integers(0, 2**16))
 def test_every_message_of_any_case_arrives_in_its_place(pipeline: Case, strategy: str, weights: str, seed: int) -> None:
     case = replace(pipeline, strategy=strategy, weights=weights)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError
@@ -23,6 +23,7 @@ from headrace.trainer.pipeline.message_order import Post, Program, actions_of
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.shared_order import hosts_of, shared_order
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
+from tests.examples import with_examples
 
 MICROBATCHES, SAMPLES = 6, 40
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -109,7 +110,7 @@ def test_units_that_cannot_share_ranks_are_refused(units: dict[str, Any], fields
 
 @pytest.mark.parametrize("sharing", [NESTED, COLOCATED])
 @pytest.mark.parametrize("sizes", SIZES)
-@settings(max_examples=10)
+@with_examples(10)
 @given(st.sampled_from(sorted(SCHEDULES)), st.sampled_from(STRATEGIES), st.integers(0, 2**16))
 def test_every_rank_takes_every_action_of_its_places_and_none_waits_forever(
     sizes: str, sharing: str, schedule: str, strategy: str, seed: int

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import SpecError, UserError
@@ -17,10 +17,11 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import JobSpec, parse_spec
 from headrace.topology_spec import TopologySpec
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
+from tests.examples import with_examples
 
 TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
 
-exactly = settings(max_examples=60)
+exactly = with_examples(60)
 few = st.integers(1, 3)
 topologies = st.dictionaries(
     st.sampled_from(["vision", "audio", "generator"]), st.builds(UnitTopology, dp=few, tp=few, pp=few)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.bubbles.bubble_planner import held_bytes, make_problem, plan_bubbles
@@ -20,6 +20,7 @@ from headrace.reorder_service.planning.bubbles.llm_timeline import LlmPlan, time
 from headrace.reorder_service.planning.bubbles.moved_schedule import moved
 from headrace.reorder_service.planning.bubbles.placed_encoders import COMMUNICATE, Problem
 from headrace.reorder_service.planning.bubbles.step_bound import least_step_s
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.bubbles.bubble_world import (
     ENCODER_LAYER,
     LLM_LAYER,
@@ -39,7 +40,7 @@ def problem_of(llm: LlmPlan, encoders: list[Encoder], stages: int, tensor: int =
     return make_problem(llm, time_llm(llm), encoders, plan)
 
 
-@settings(max_examples=25)
+@with_examples(25)
 @given(problems())
 def test_the_first_and_the_filled_schedule_are_sound(problem: Problem) -> None:
     """And neither is faster than the bound of the plan."""
@@ -53,7 +54,7 @@ def test_the_first_and_the_filled_schedule_are_sound(problem: Problem) -> None:
             assert placed.latency_s >= least_step_s(problem) - NEAR
 
 
-@settings(max_examples=25)
+@with_examples(25)
 @given(problems(equal=True))
 def test_microbatches_are_moved_soundly_and_to_advantage(problem: Problem) -> None:
     first = coarse(problem)
@@ -146,7 +147,7 @@ def test_kernels_are_split_among_bubbles_but_never_themselves() -> None:
     assert first.efficiency < best.efficiency < 1.0
 
 
-@settings(max_examples=20)
+@with_examples(20)
 @given(problems(), st.data())
 def test_what_a_gpu_runs_is_told_in_order_with_its_bubble(problem: Problem, data: st.DataObject) -> None:
     placed = filled(problem, next(mappings(problem)))
@@ -181,7 +182,7 @@ def test_what_encoders_hold_while_they_run_ahead_has_to_fit() -> None:
         plan_bubbles(llm, [vision], 1 * gib)
 
 
-@settings(max_examples=10)
+@with_examples(10)
 @given(problems(equal=True))
 def test_the_plan_is_the_best_of_all_and_the_same_every_time(problem: Problem) -> None:
     encoders = [encoder(4, layer={1: ENCODER_LAYER, 2: ENCODER_LAYER})]

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.bubbles.bubble_planner import make_problem
@@ -16,11 +16,12 @@ from headrace.reorder_service.planning.bubbles.kernel_placement import EARLY, LA
 from headrace.reorder_service.planning.bubbles.lane_space import LaneSpace
 from headrace.reorder_service.planning.bubbles.llm_timeline import time_llm
 from headrace.reorder_service.planning.bubbles.placed_encoders import Problem
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.bubbles.bubble_world import NEAR, ROOMY, encoder, layers, llm_plan, problems
 from tests.unit.reorder_service.planning.bubbles.placement_twin import TwinSpace, least_by_any_order
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(problems(), st.sampled_from([EARLY, LATE]), st.sampled_from([0, 3]), st.data())
 def test_kernels_are_placed_as_defined(problem: Problem, sign: int, look: int, data: st.DataObject) -> None:
     """In any order, into any pipelines: each kernel into the first room, or the best of a few, in its stream."""
@@ -40,7 +41,7 @@ def test_kernels_are_placed_as_defined(problem: Problem, sign: int, look: int, d
     assert reached == pytest.approx(twin_reached, abs=NEAR)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(problems(), st.booleans())
 def test_the_next_microbatch_goes_where_the_end_moves_least(problem: Problem, limited: bool) -> None:
     """Marginal assignment, by trying every pipeline that has quota left."""
@@ -67,7 +68,7 @@ def test_the_next_microbatch_goes_where_the_end_moves_least(problem: Problem, li
     assert reached == pytest.approx(twin_reached, abs=NEAR)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(problems(), st.sampled_from([EARLY, LATE]))
 def test_what_is_taken_back_leaves_no_trace(problem: Problem, sign: int) -> None:
     """A microbatch that was placed and taken back, between two others, changes nothing."""
@@ -105,7 +106,7 @@ def tiny(draw: st.DrawFn) -> Problem:
     return make_problem(llm, time_llm(llm), [vision], plan)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(tiny())
 def test_no_order_of_placing_kernels_is_better_than_this(problem: Problem) -> None:
     """Against every order and every assignment: the prefix is at most one microbatch's kernels longer than the least.

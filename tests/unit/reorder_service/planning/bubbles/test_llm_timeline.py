@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.bubbles.adjusted_warm_up import FORWARD, TimedActions, adjusted_actions, megatron_actions
 from headrace.reorder_service.planning.bubbles.idle_time import Bubble, communication_time, compute_time, idle_seconds
 from headrace.reorder_service.planning.bubbles.llm_timeline import time_llm
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.bubbles.bubble_world import LLM_LAYER, NEAR, layers, llm_plan, llm_spans, passes
 
 
@@ -43,7 +44,7 @@ def check_actions(timed: TimedActions, seconds: np.ndarray, hop_s: float) -> Non
             assert start >= ends[needed] + hop - NEAR
 
 
-@settings(max_examples=50)
+@with_examples(50)
 @given(st.data())
 def test_warm_ups_are_adjusted_without_a_longer_step(data: st.DataObject) -> None:
     stages, chunks, count = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 13))
@@ -71,7 +72,7 @@ def test_without_chunks_it_is_1f1b(stages: int, count: int) -> None:
     assert timed.makespan_s == 3 * (count + stages - 1)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(layers(communicates=True), st.sampled_from([1, 2, 3]), st.integers(1, 3), st.integers(1, 7))
 def test_bubbles_are_what_the_llm_leaves(layer, stages: int, chunks: int, count: int) -> None:
     """On every stage, bubbles and kernels together fill the step, and no bubble touches a kernel that shares its stream."""

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.block_distribution import distribute
@@ -41,7 +41,6 @@ def test_the_published_example_is_level():
 
 
 @given(work=WORK, data=st.data())
-@settings(deadline=None)
 def test_tokens_are_equal_and_work_is_within_the_bound(work, data):
     num_ranks = data.draw(st.integers(1, len(work)))
     ranks = distribute(np.array(work), num_ranks)

@@ -6,12 +6,13 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.context.context_cost import ContextCost
 from headrace.reorder_service.planning.context.degree_plan import fixed_degree, least_degrees, lower_bound, plan_degrees
 from headrace.reorder_service.planning.context.gang_schedule import step_time
+from tests.examples import with_examples
 
 COST = ContextCost(token_s=1.0, pair_s=1e-3, gather_s=0.05, far_gather_s=0.4, start_s=20.0, ranks_per_node=4, block=8)
 
@@ -25,7 +26,7 @@ def batches(draw, most=12):
 
 
 @given(batch=batches())
-@settings(deadline=None, max_examples=50)
+@with_examples(50)
 def test_a_plan_is_between_the_bound_and_every_fixed_degree(batch):
     seconds, least = batch
     plan = plan_degrees(seconds, least, COST.ranks_per_node)

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.context.gang_schedule import schedule, step_time
@@ -23,7 +23,6 @@ def tasks(draw):
 
 
 @given(task=tasks(), ranks_per_node=st.integers(1, 9))
-@settings(deadline=None)
 def test_a_rank_has_one_sequence_at_a_time(task, ranks_per_node):
     order, degrees, seconds, num_ranks = task
     plan = schedule(order, degrees, seconds, num_ranks, ranks_per_node)
@@ -42,7 +41,6 @@ def test_a_rank_has_one_sequence_at_a_time(task, ranks_per_node):
 
 
 @given(task=tasks())
-@settings(deadline=None)
 def test_in_one_node_a_sequence_begins_as_soon_as_ranks_are_free(task):
     order, degrees, seconds, num_ranks = task
     free, starts = [0.0] * num_ranks, np.empty(degrees.size)

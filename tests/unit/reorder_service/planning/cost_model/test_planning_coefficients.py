@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.backward_factors import BackwardTimes
@@ -15,6 +15,7 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.reorder_service.planning.cost_model.coefficients import Coefficients, LayerCost, fit, total
 from headrace.reorder_service.planning.cost_model.coefficients_document import document_of, parse_coefficients
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts, PartCosts
+from tests.examples import with_examples
 
 POSITIONS = [64, 256, 1024, 4096, 16_384]  # Entrain's
 BACKWARD = {"input_gradients": 1.2, "weight_gradients": 0.8, "rerun": 1.1}
@@ -73,7 +74,7 @@ def test_bent_times_give_no_negative_square() -> None:
     assert min(got.linear, got.constant) > 0
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.lists(st.tuples(st.integers(1, 1000), st.floats(0.1, 10.0)), min_size=3, max_size=8, unique_by=lambda pair: pair[0]))
 def test_no_step_to_either_side_of_a_fit_is_better(measured: list[tuple[int, float]]) -> None:
     """The problem is convex, so a point that no small step improves is the optimum."""
@@ -106,7 +107,7 @@ def test_measurements_without_a_curve_are_refused(positions: list[int], seconds:
 
 
 @given(st.lists(st.builds(LayerCost, quadratic=coefficient, linear=coefficient, constant=coefficient), max_size=6))
-@settings(max_examples=30)
+@with_examples(30)
 def test_the_total_of_layers_costs_what_they_cost_one_by_one(layers: list[LayerCost]) -> None:
     np.testing.assert_allclose(times(total(layers)), np.sum([[0.0] * 5, *map(times, layers)], axis=0), rtol=1e-12)
 
@@ -233,7 +234,7 @@ costs = st.builds(
 )
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(costs)
 def test_measured_costs_survive_their_file(measured: MeasuredCosts) -> None:
     assert parse_coefficients(json.loads(json.dumps(document_of(measured)))) == measured

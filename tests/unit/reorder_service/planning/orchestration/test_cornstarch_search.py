@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.backward_factors import BackwardTimes
@@ -20,6 +20,7 @@ from headrace.reorder_service.planning.orchestration.searches.cornstarch import 
     loosely_coupled,
     search,
 )
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, unit_of
 
 curves = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=3)
@@ -116,7 +117,7 @@ def test_encoders_are_cut_to_the_stage_time_of_the_llm() -> None:
     assert list(loosely_coupled([encoder, llm], 1, 5)) == [(1, 1), (2, 2), (2, 3)]
 
 
-@settings(max_examples=15)
+@with_examples(15)
 @given(
     encoder=st.floats(0.3, 8.0),
     factor=st.sampled_from([0.0, 1.0, 2.0]),

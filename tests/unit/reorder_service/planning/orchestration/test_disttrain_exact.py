@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
@@ -15,6 +15,7 @@ from headrace.reorder_service.planning.orchestration.estimate import fits, step_
 from headrace.reorder_service.planning.orchestration.searches import disttrain_exact
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import grids_within, replica_counts
 from headrace.reorder_service.planning.orchestration.searches.option_table import useful_depths
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
 
 pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
@@ -62,14 +63,14 @@ def check(demand: Demand) -> None:
         assert step_s(demand, disttrain_exact.search(demand)[0]) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@with_examples(40)
 @given(demand=demands(most_gpus=5, most_layers=3))
 def test_no_placement_is_faster(demand: Demand) -> None:
     check(demand)
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(demand=demands(most_gpus=32, most_layers=3))
 def test_no_placement_is_faster_on_32_gpus(demand: Demand) -> None:
     assume(len(demand.units) < 4)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import LLM
@@ -14,6 +14,7 @@ from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import step_s
 from headrace.reorder_service.planning.orchestration.searches import disttrain_exact, disttrain_relaxed
 from headrace.reorder_service.planning.orchestration.searches.convex_kernels import level_with_gpus
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
 
 pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to 
 sizes = st.floats(0.1, 10.0)
 
 
-@settings(max_examples=80)
+@with_examples(80)
 @given(work=st.lists(sizes, min_size=1, max_size=4), least=st.lists(sizes, min_size=4, max_size=4), gpus=st.floats(1.0, 60.0))
 def test_no_division_of_gpus_is_more_level(work: list[float], least: list[float], gpus: float) -> None:
     """A level is reached if the fewest GPUs with which each unit keeps it are not too many; a lower one is not."""
@@ -37,7 +38,7 @@ def test_no_division_of_gpus_is_more_level(work: list[float], least: list[float]
     assert np.maximum(low, needs / lower).sum() > gpus or (needs / lower > high).any() or level <= (needs / high).max()
 
 
-@settings(max_examples=40, deadline=None)
+@with_examples(40)
 @given(demand=demands())
 def test_rounding_never_beats_the_integer_optimum(demand: Demand) -> None:
     try:

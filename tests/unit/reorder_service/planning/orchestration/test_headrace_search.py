@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
@@ -17,6 +17,7 @@ from headrace.reorder_service.planning.orchestration.headrace_search import cand
 from headrace.reorder_service.planning.orchestration.judge import judge
 from headrace.reorder_service.planning.orchestration.layout_space import layouts, stage_counts
 from headrace.reorder_service.planning.orchestration.searches.megatron import search as megatron
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
 
 
@@ -42,7 +43,7 @@ def all_candidates(demand: Demand) -> Iterator[Candidate]:
                     yield Candidate(search="all", grids={"vision": vision, "llm": llm}, microbatches=count)
 
 
-@settings(max_examples=25)
+@with_examples(25)
 @given(demands())
 def test_a_layout_s_estimate_is_that_of_its_candidate(demand: Demand) -> None:
     """With samples that are alike the largest is a mean one, unless a microbatch has less than a sample."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.held_activations import activation_memory, freed_by
@@ -21,6 +21,7 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     step_s,
 )
 from headrace.schedule import build, stage_graph
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, unit_of
 
 
@@ -86,7 +87,7 @@ def test_a_unit_without_backward_keeps_nothing() -> None:
     assert memory.weights == 2e9
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(
     schedule=st.sampled_from(["1f1b", "gpipe", "eager", "zero-bubble", "interleaved"]),
     pps=st.lists(st.integers(1, 3), min_size=4, max_size=4),

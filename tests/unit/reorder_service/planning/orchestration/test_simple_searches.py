@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import LLM
@@ -11,6 +11,7 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits, step_s
 from headrace.reorder_service.planning.orchestration.searches import SEARCHES, megatron, ratio
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, demands, unit_of
 
 pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
@@ -25,7 +26,7 @@ def outcome(name: str, demand: Demand) -> list[Candidate] | str:
 
 
 @pytest.mark.parametrize("name", sorted(SEARCHES))
-@settings(max_examples=40)
+@with_examples(40)
 @given(demand=demands())
 def test_what_a_search_returns_can_run(name: str, demand: Demand) -> None:
     found = outcome(name, demand)
@@ -51,7 +52,7 @@ def test_what_a_search_returns_can_run(name: str, demand: Demand) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SEARCHES))
-@settings(max_examples=20)
+@with_examples(20)
 @given(demand=demands())
 def test_a_search_is_deterministic(name: str, demand: Demand) -> None:
     assert outcome(name, demand) == outcome(name, demand)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.simulation.eager_depth import planned_wor
 from headrace.reorder_service.planning.simulation.memory_limit import check_memory, excess_memory
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.strategies import CANDIDATES, STRATEGIES, plan_of, run_strategy
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import plans
 
 STAGES = {"encoder": 3, "llm": 5}
@@ -75,7 +76,7 @@ def test_every_strategy_comes_within_five_per_cent_of_what_equal_microbatches_ho
     assert excess_memory(tight, slots_of(plan, tight.sample_ids)) == 0
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(plans(), st.floats(0.3, 1.1))
 def test_a_lighter_plan_is_a_plan_of_the_same_samples_and_never_heavier(plan: tuple[Batch, Slots], share: float) -> None:
     lightening.ACTION_BUDGET, budget = 20_000, lightening.ACTION_BUDGET  # many of these limits cannot be kept

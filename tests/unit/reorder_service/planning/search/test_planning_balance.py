@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.balance import balance_units, exchange, fill
 from headrace.reorder_service.planning.seeding import xorshift_state
+from tests.examples import with_examples
 
 
 def loads_of(costs: np.ndarray, slots: np.ndarray, num_slots: int) -> np.ndarray:
@@ -34,7 +35,7 @@ def problems(draw):
     return weights, replicas, targets
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(problem=problems())
 def test_fill_puts_each_sample_where_its_heaviest_unit_is_least(problem) -> None:
     weights, replicas, targets = problem
@@ -52,7 +53,7 @@ def test_fill_puts_each_sample_where_its_heaviest_unit_is_least(problem) -> None
         samples[best] += 1
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(problem=problems(), seed=st.integers(0, 2**40))
 def test_the_search_empties_no_replica_and_ends_alike_for_the_same_seed(problem, seed: int) -> None:
     weights, replicas, targets = problem

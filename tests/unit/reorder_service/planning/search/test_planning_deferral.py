@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.deferral import (
@@ -16,8 +16,9 @@ from headrace.reorder_service.planning.search.deferral import (
     interleave,
     reachable_sums,
 )
+from tests.examples import with_examples
 
-briefly = settings(max_examples=50)
+briefly = with_examples(50)
 seeds = st.integers(0, 2**32)
 
 

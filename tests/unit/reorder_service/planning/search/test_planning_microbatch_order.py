@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.microbatch_order import microbatch_positions, order_microbatches
 from headrace.schedule import Kind, build
+from tests.examples import with_examples
 
-exactly = settings(max_examples=80)
+exactly = with_examples(80)
 
 
 def twice(stages: int) -> np.ndarray:

@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.node_assignment import assign, assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic
+from tests.examples import with_examples
 
 
 @st.composite
@@ -38,7 +39,7 @@ def least(matrix: np.ndarray, ranks_per_node: int) -> float:
     return min(heaviest(matrix, ranks, ranks_per_node) for ranks in itertools.permutations(range(len(matrix))))
 
 
-@settings(max_examples=80, deadline=None)
+@with_examples(80)
 @given(matrices(), st.integers(1, 4))
 def test_no_permutation_has_a_lighter_heaviest_rank(matrix: np.ndarray, ranks_per_node: int) -> None:
     found = assign_senders(sparse(matrix), ranks_per_node)
@@ -51,7 +52,7 @@ def test_no_permutation_has_a_lighter_heaviest_rank(matrix: np.ndarray, ranks_pe
         assert rank == batch or rank // ranks_per_node != batch // ranks_per_node, "a batch that keeps its node keeps its rank"
 
 
-@settings(max_examples=80, deadline=None)
+@with_examples(80)
 @given(matrices(), st.integers(1, 4), st.integers(0, 60))
 def test_a_limit_is_met_exactly_where_some_placement_meets_it(matrix: np.ndarray, ranks_per_node: int, limit: int) -> None:
     num_ranks = len(matrix)

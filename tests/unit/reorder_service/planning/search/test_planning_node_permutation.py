@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.node_permutation import (
@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.search.node_permutation import (
     swap,
 )
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
+from tests.examples import with_examples
 
 
 def dense(traffic: Traffic) -> np.ndarray:
@@ -62,7 +63,7 @@ def matrices(draw, most_ranks: int = 9):
     return matrix.astype(np.float64)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.integers(1, 6), st.integers(0, 40), st.integers(0, 2**32))
 def test_traffic_adds_up_the_samples_of_a_pair(num_ranks: int, num_samples: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -94,7 +95,7 @@ def test_the_solver_says_that_time_is_up() -> None:
 
 
 @pytest.mark.parametrize("find", [lambda traffic, c: solve(traffic, c, 5.0), permute_heuristically])
-@settings(max_examples=25)
+@with_examples(25)
 @given(matrix=matrices(), ranks_per_node=st.integers(1, 4))
 def test_both_give_a_permutation_that_is_as_good_as_they_say(find, matrix: np.ndarray, ranks_per_node: int) -> None:
     found = find(sparse(matrix), ranks_per_node)
@@ -149,7 +150,7 @@ def test_no_permutation_beats_the_bound_of_any_node(seed: int) -> None:
     assert min(bounds[:2]) > 0
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(st.lists(st.integers(0, 5), max_size=30))
 def test_counting_equals_a_stable_sort(values: list[int]) -> None:
     first = np.array([sum(value < i for value in values) for i in range(7)])
@@ -240,13 +241,13 @@ class SlowSwaps:
                 self.order = before
 
 
-@settings(max_examples=80)
+@with_examples(80)
 @given(matrices(), st.integers(1, 4))
 def test_drawing_equals_its_twin(matrix: np.ndarray, ranks_per_node: int) -> None:
     assert draw(edges(matrix), edges(matrix.T.copy()), ranks_per_node).tolist() == slow_draw(matrix, ranks_per_node)
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(matrices(), st.integers(1, 4), st.integers(1, 2**31 - 2))
 def test_swapping_equals_its_twin(matrix: np.ndarray, ranks_per_node: int, seed: int) -> None:
     start = slow_draw(matrix, ranks_per_node)

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups, rank_in_bin
+from tests.examples import with_examples
 
 weights_lists = st.lists(st.integers(0, 50), min_size=1, max_size=40)
 
@@ -32,7 +33,7 @@ def test_the_tournament_takes_the_same_bins_as_a_linear_search(weights: list[flo
     assert run_lpt(weights, num_bins) == slow_lpt(weights, num_bins)
 
 
-@settings(max_examples=30)
+@with_examples(30)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40), st.integers(1, 5))
 def test_groups_get_the_bins_that_each_gets_by_itself(items: list[tuple[int, int]], num_bins: int) -> None:
     weights, group = np.array([float(weight) for weight, _ in items]), np.array([of for _, of in items])
@@ -42,7 +43,7 @@ def test_groups_get_the_bins_that_each_gets_by_itself(items: list[tuple[int, int
         assert bins[of_group].tolist() == (run_lpt(weights[of_group].tolist(), num_bins) if of_group.size else [])
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=7), st.integers(1, 3))
 def test_the_heaviest_bin_is_within_the_bound_of_the_optimum(weights: list[float], num_bins: int) -> None:
     def heaviest(bins: tuple[int, ...] | list[int]) -> float:

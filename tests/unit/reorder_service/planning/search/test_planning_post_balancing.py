@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.form_loads import bin_loads
@@ -19,8 +19,9 @@ from headrace.reorder_service.planning.search.post_balancing import (
     post_balance,
     try_pack_padded,
 )
+from tests.examples import with_examples
 
-exactly = settings(max_examples=150)
+exactly = with_examples(150)
 # Whole numbers, so that sums are exact and ties are ties in both twins.
 whole = st.lists(st.integers(0, 12), max_size=25).map(lambda values: np.array(values, dtype=np.float64))
 short = st.lists(st.integers(0, 9), min_size=1, max_size=7).map(lambda values: np.array(values, dtype=np.float64))
@@ -87,7 +88,7 @@ def test_without_padding_it_is_lpt(lengths: np.ndarray, num_bins: int) -> None:
     assert post_balance("no_padding", lengths, num_bins).tolist() == lpt(lengths, descending(lengths), num_bins).tolist()
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(short, st.integers(1, 3))
 def test_without_padding_the_heaviest_bin_is_within_grahams_bound(lengths: np.ndarray, num_bins: int) -> None:
     every = (np.array(bins) for bins in itertools.product(range(num_bins), repeat=lengths.size))
@@ -122,7 +123,7 @@ def test_padded_bins_are_the_packing_of_the_least_bound_that_fits(lengths: np.nd
         assert [sorted(batch) for batch in batches] == [batch for batch in members(bins, num_bins) if batch]
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(short, st.integers(1, 3))
 def test_no_other_bins_have_a_smaller_padded_length(lengths: np.ndarray, num_bins: int) -> None:
     def longest(bins: np.ndarray) -> float:
@@ -232,7 +233,7 @@ def test_a_form_that_knows_lambda_is_no_worse_than_its_listing_or_lpt(form, load
     assert knows <= min(listing, plain) * 1.001
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(short, st.integers(1, 3), st.sampled_from([0.1, 2.0]))
 def test_the_third_form_that_knows_lambda_is_within_grahams_bound(lengths: np.ndarray, num_bins: int, quadratic: float) -> None:
     every = (np.array(bins) for bins in itertools.product(range(num_bins), repeat=lengths.size))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, make_batch
 from headrace.reorder_service.planning.search.unequal_speeds import share_by_speed
 from headrace.reorder_service.planning.strategies import plan_of
+from tests.examples import with_examples
 
 
 def batch_of(num_samples: int, replicas: int, seed: int = 0) -> Batch:
@@ -32,7 +33,7 @@ def test_all_replicas_end_at_about_the_same_time(speeds: list[float]) -> None:
 
 
 @given(st.integers(1, 80), st.lists(st.floats(0.1, 10), min_size=1, max_size=5))
-@settings(max_examples=200)
+@with_examples(200)
 def test_the_slowest_end_is_less_than_twice_the_least_possible(num_samples: int, speeds: list[float]) -> None:
     """What is possible: as many of the heaviest samples as there are fastest microbatches, on these; and all samples on all."""
     batch, rates = batch_of(num_samples, len(speeds)), np.array(speeds)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.cli.costs.cost_table import read_cost_table
@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.search.unit_dealing import deal, with_equal_replicas
 from headrace.reorder_service.planning.strategies import CANDIDATES, plan_of
+from tests.examples import with_examples
 
 COSTS = Path(__file__).parents[4] / "data" / "costs"
 LLM_REPLICAS, MICROBATCHES = 2, 16
@@ -82,7 +83,7 @@ def batches(draw: st.DrawFn) -> Batch:
     return make_batch(rng.permutation(count), costs, topology, draw(st.integers(0, 9)), execution=Execution(unit_replicas=own))
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(batches(), st.sampled_from(sorted(CANDIDATES)))
 def test_every_strategy_deals_each_sample_once_in_its_lane_and_its_microbatch(batch: Batch, strategy: str) -> None:
     plan = plan_of(strategy, batch)
@@ -93,7 +94,7 @@ def test_every_strategy_deals_each_sample_once_in_its_lane_and_its_microbatch(ba
     assert plan == plan_of(strategy, batch), "a plan depends on nothing but the batch"
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(batches())
 def test_samples_that_change_places_leave_as_many_in_every_microbatch_of_the_llm(batch: Batch) -> None:
     even = with_equal_replicas(batch)
@@ -105,7 +106,7 @@ def test_samples_that_change_places_leave_as_many_in_every_microbatch_of_the_llm
     np.testing.assert_array_equal(deal(batch, planned)[llm], planned[llm])
 
 
-@settings(max_examples=30, deadline=None)
+@with_examples(30)
 @given(batches())
 def test_as_if_numbers_were_equal_a_units_replicas_share_the_same_work(batch: Batch) -> None:
     even = with_equal_replicas(batch)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.batch import Batch, Slots
@@ -13,6 +13,7 @@ from headrace.reorder_service.planning.simulation.eager_depth import planned_wor
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate
 from headrace.reorder_service.planning.simulation.work import Work
 from headrace.reorder_service.planning.strategies import STRATEGIES, plan_of
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import batch_of, plans
 
 
@@ -35,7 +36,7 @@ def test_as_many_microbatches_are_in_flight_as_fit(limit: float, expected: int) 
     assert planned_work(batch, slots).execution.in_flight == expected
 
 
-@settings(max_examples=200)
+@with_examples(200)
 @given(plans(), st.floats(0.01, 1.2))
 def test_the_depth_is_the_largest_that_fits(plan: tuple[Batch, Slots], share: float) -> None:
     batch, slots = plan

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.simulation.makespan import best_grades, b
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 from headrace.reorder_service.planning.simulation.work import Work
+from tests.examples import with_examples
 
 STAGES = {"encoder": 2, "llm": 2}
 
@@ -31,7 +32,7 @@ def actions(forward: np.ndarray, execution: Execution = Execution()) -> np.ndarr
     return forward[..., None] * np.array(execution.factors("llm"))
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(
     count=st.integers(1, 7),
     execution=st.sampled_from([Execution(), Execution(schedule="zero-bubble"), Execution(schedule="interleaved", chunks=2)]),
@@ -51,7 +52,7 @@ def test_makespan_is_what_the_simulator_says(count: int, execution: Execution, s
     assert seconds == pytest.approx(simulate(Work.of(batch, slots)).iteration_s)
 
 
-@settings(max_examples=30)
+@with_examples(30)
 @given(count=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_the_search_only_improves_and_keeps_every_microbatch(count: int, seed: int) -> None:
     seconds = replica(seed, count, 4)
@@ -77,7 +78,7 @@ def test_the_search_finds_the_best_order_of_few_microbatches() -> None:
         assert improve_order(seconds, np.arange(5), table, 2000, xorshift_state(0)) <= 1.02 * optimum
 
 
-@settings(max_examples=30)
+@with_examples(30)
 @given(count=st.integers(0, 7), seed=st.integers(0, 1000))
 def test_opening_takes_the_best_of_three_simple_orders(count: int, seed: int) -> None:
     seconds = replica(seed, 9, 4)

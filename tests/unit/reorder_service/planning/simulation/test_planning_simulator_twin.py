@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -12,11 +12,12 @@ from headrace.reorder_service.planning.simulation.makespan import makespan
 from headrace.reorder_service.planning.simulation.simulator import Work, peak_memory, simulate, timeline
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
 from headrace.reorder_service.planning.simulation.work import link_inputs, lower_bound
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import Twin, keys_of, plans
 
 
 @pytest.mark.slow
-@settings(max_examples=250)
+@with_examples(250)
 @given(plans())
 def test_it_agrees_with_the_slow_twin(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -37,7 +38,7 @@ def test_it_agrees_with_the_slow_twin(plan: tuple[Batch, Slots]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=120)
+@with_examples(120)
 @given(plans(split=False))
 def test_without_split_backward_it_agrees_with_the_twin_or_both_find_the_plan_impossible(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -54,7 +55,7 @@ def test_without_split_backward_it_agrees_with_the_twin_or_both_find_the_plan_im
     np.testing.assert_allclose(peak_memory(work), Twin(batch, slots).peaks(), rtol=1e-9, atol=1e-12)
 
 
-@settings(max_examples=120)
+@with_examples(120)
 @given(plans())
 def test_no_plan_beats_the_lower_bound(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -63,7 +64,7 @@ def test_no_plan_beats_the_lower_bound(plan: tuple[Batch, Slots]) -> None:
     assert predicted.iteration_s >= predicted.lower_bound_s
 
 
-@settings(max_examples=120)
+@with_examples(120)
 @given(plans())
 def test_the_critical_path_leads_without_a_gap_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -89,7 +90,7 @@ def test_the_critical_path_leads_without_a_gap_from_the_start_of_the_step_to_its
         assert causes, "every action of the path starts because of another one on it"
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(plans())
 def test_a_stage_does_one_thing_at_a_time_and_gives_back_all_that_it_took(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -105,7 +106,7 @@ def test_a_stage_does_one_thing_at_a_time_and_gives_back_all_that_it_took(plan: 
                 assert actions.memory_after[here].max() == peaks[r, s]
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(plans())
 def test_the_kernel_for_one_replica_is_the_step_of_one_replica(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
@@ -121,7 +122,7 @@ def test_the_kernel_for_one_replica_is_the_step_of_one_replica(plan: tuple[Batch
     assert schedule_table(topology.stages, how, filled.size) is table
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(0, 2**32))
 def test_the_inputs_of_a_link_equal_the_slow_twins(count: int, num_slots: int, seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.batch import Batch, Slots
@@ -16,6 +16,7 @@ from headrace.reorder_service.planning.simulation.list_schedule import CELL, KIN
 from headrace.reorder_service.planning.simulation.shared_ranks import SharedStep, least_shared_s, simulate_shared
 from headrace.reorder_service.planning.simulation.simulator import peak_memory, simulate, timeline
 from headrace.schedule import Kind
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import Key, Twin, batch_of, keys_of, plans
 
 ORDERS = ("colocated", "nested")
@@ -177,7 +178,7 @@ def keys_of_step(step: SharedStep, batch: Batch) -> list[Key]:
     return [(*row, piece) for row, piece in zip(columns.tolist(), step.chunk.tolist(), strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(shared_plans())
 def test_actions_take_the_turns_and_the_times_of_the_twin(plan: tuple[Batch, Slots, Sharing]) -> None:
     batch, slots, sharing = plan
@@ -197,7 +198,7 @@ def test_actions_take_the_turns_and_the_times_of_the_twin(plan: tuple[Batch, Slo
     assert step.step_s >= least_shared_s(batch, sharing) * (1 - 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(shared_plans())
 def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[Batch, Slots, Sharing]) -> None:
     batch, slots, sharing = plan
@@ -225,7 +226,7 @@ def test_a_cell_does_one_thing_at_a_time_and_holds_what_runs_on_it(plan: tuple[B
     assert held == pytest.approx(0.0, abs=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(shared_plans())
 def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots, Sharing]) -> None:
     batch, slots, sharing = plan
@@ -247,7 +248,7 @@ def test_the_critical_path_leads_from_the_start_of_the_step_to_its_end(plan: tup
         assert hops.max(initial=0.0) <= 1e-9, "nothing is on its way"
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(plans(), st.sampled_from(ORDERS))
 def test_where_nothing_is_shared_it_is_the_simulator(plan: tuple[Batch, Slots], order: str) -> None:
     batch, slots = plan

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 
 from headrace.reorder_service.planning.batch import Batch, Slots
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.simulator import exchanges_of, peak_memory, simulate, timeline
+from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import plans
 
 
-@settings(max_examples=60, deadline=None)
+@with_examples(60)
 @given(plans())
 def test_the_end_and_the_peaks_are_those_of_the_timeline(plan: tuple[Batch, Slots]) -> None:
     work = planned_work(*plan)

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.plan import BASELINE_STRATEGIES, GENERATOR, LLM, Topology
@@ -25,6 +25,7 @@ from headrace.reorder_service.planning.strategies import arrival, llm_only
 from headrace.reorder_service.planning.strategies.baselines import BASELINES
 from headrace.schedule import Kind
 from headrace.spec import parse_spec
+from tests.examples import with_examples
 
 
 def batch_of(
@@ -107,7 +108,7 @@ def test_a_pipeline_of_one_unit_is_the_simulators(batch: Batch, chunks: int) -> 
     assert chained_step_s(seconds, actions) == pytest.approx(simulate(Work.of(one, slots)).iteration_s)
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(batches())
 def test_no_baseline_beats_the_even_share_of_all_gpus(batch: Batch) -> None:
     gpus = batch.topology.replicas * batch.topology.num_stages
@@ -168,7 +169,7 @@ def test_llm_only_levels_the_llm_and_not_the_encoder() -> None:
     assert encoder.std() / encoder.mean() > 0.2
 
 
-@settings(max_examples=40)
+@with_examples(40)
 @given(batches())
 def test_llm_only_is_a_plan_whose_empty_microbatches_are_last(batch: Batch) -> None:
     costs = dict(zip(batch.units, batch.costs, strict=True))

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -18,6 +18,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search.number_partition import descending, lpt
 from headrace.reorder_service.planning.simulation.colocated_step import predict, sample_seconds
 from headrace.reorder_service.planning.strategies import COLOCATED, arrival, colocated
+from tests.examples import with_examples
 
 Meet = Literal["microbatch", "step"]
 MEETS: tuple[Meet, ...] = ("microbatch", "step")
@@ -69,7 +70,7 @@ lengths = st.lists(st.integers(1, 4000), min_size=1, max_size=60)
 meets = st.sampled_from(MEETS)
 
 
-@settings(max_examples=80, deadline=None)
+@with_examples(80)
 @given(lengths, st.integers(1, 6), st.integers(1, 4), meets, st.sampled_from([None, 1.05, 1.3, 2.0]))
 def test_every_sample_has_one_place_and_no_microbatch_too_many_tokens(tokens, ranks, microbatches, meet, slack) -> None:
     tokens = np.array(tokens)
@@ -94,7 +95,7 @@ def test_every_sample_has_one_place_and_no_microbatch_too_many_tokens(tokens, ra
         assert used.max() - used.min() <= 1, "ranks have as many microbatches as each other, up to the last one"
 
 
-@settings(max_examples=80, deadline=None)
+@with_examples(80)
 @given(lengths, st.integers(1, 6), st.integers(1, 4), meets)
 def test_it_is_never_slower_than_arrival_order_or_than_lpt_over_all_microbatches(tokens, ranks, microbatches, meet) -> None:
     batch = batch_of(np.array(tokens), ranks, microbatches, meet)
@@ -149,7 +150,7 @@ def test_ranks_that_meet_once_a_step_may_have_different_numbers_of_microbatches(
     assert predict(batch, slots).iteration_s == 3 * 8
 
 
-@settings(max_examples=30, deadline=None)
+@with_examples(30)
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=6), meets, st.sampled_from([(2, 2), (2, 1), (3, 1)]))
 def test_beside_the_best_of_all_plans_that_make_no_microbatch_heavier(seconds, meet, shape) -> None:
     """One microbatch a rank is no worse than several, if it may be as large: so only plans with microbatches like ours count."""

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import StepPlan, Topology
@@ -19,6 +19,7 @@ from headrace.reorder_service.planning.simulation.phase_step import phase_loads,
 from headrace.reorder_service.planning.strategies import arrival, llm_only, orchmllm
 from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes
 from headrace.reorder_service.planning.strategies.phases import plan_slots
+from tests.examples import with_examples
 
 UNITS = ("vision", "audio", "llm", "generator")
 SHAPES = {
@@ -67,7 +68,7 @@ def batches(draw):
     )
 
 
-@settings(max_examples=70, deadline=None)
+@with_examples(70)
 @given(batches())
 def test_every_plan_is_sound(batch: Batch) -> None:
     slots = plan_slots(batch)
@@ -87,7 +88,7 @@ def test_every_plan_is_sound(batch: Batch) -> None:
     assert 0 <= predicted.bubble <= 1
 
 
-@settings(max_examples=40, deadline=None)
+@with_examples(40)
 @given(batches())
 def test_the_step_is_the_sum_over_phases_of_the_slowest_rank(batch: Batch) -> None:
     slots, options = plan_slots(batch), batch.execution.post_balancing
@@ -115,7 +116,7 @@ def test_the_step_is_the_sum_over_phases_of_the_slowest_rank(batch: Batch) -> No
     assert predict_phases(batch, slots).iteration_s == pytest.approx(step, rel=1e-9, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@with_examples(40)
 @given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([(2, 0), (3, 0), (3, 2), (2, 2)]))
 def test_beside_the_best_of_all_plans(seed: int, n: int, shape: tuple[int, int]) -> None:
     """Phases are apart, so that the best of all plans has the best of all places in every unit."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import GENERATOR, LLM, Topology
@@ -10,6 +10,7 @@ from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.search.microbatch_order import order_microbatches
 from headrace.reorder_service.planning.strategies.disttrain import plan_slots
+from tests.examples import with_examples
 
 PIPELINES = [
     {"llm": 4},
@@ -80,7 +81,7 @@ some_batch = given(
 )
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @some_batch
 def test_it_equals_its_slow_twin(
     family: str, stages: dict[str, int], n: int, replicas: int, microbatches: int, chunks: int, seed: int
@@ -93,7 +94,7 @@ def test_it_equals_its_slow_twin(
     assert slots.tolist() == [slow_reorder(batch)] * len(stages)
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @some_batch
 def test_of_every_batch(
     family: str, stages: dict[str, int], n: int, replicas: int, microbatches: int, chunks: int, seed: int

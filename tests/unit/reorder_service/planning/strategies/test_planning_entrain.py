@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import LLM, StepPlan, Topology
@@ -24,9 +24,10 @@ from headrace.reorder_service.planning.strategies.entrain import (
     stratify,
 )
 from headrace.reorder_service.planning.stratification_options import Stratification
+from tests.examples import with_examples
 
 COSTS = Path(__file__).parents[4] / "data" / "costs"
-briefly = settings(max_examples=50)
+briefly = with_examples(50)
 seeds = st.integers(0, 2**32)
 
 UNITS = [
@@ -73,7 +74,7 @@ def check_order_and_completeness(batch: Batch, slots: Slots) -> None:
     assert plan.sample_ids() == batch.sample_ids.tolist()
 
 
-@settings(max_examples=300)
+@with_examples(300)
 @given(batches())
 def test_every_plan_keeps_the_rules(batch: Batch) -> None:
     slots = plan_slots(batch)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import StepPlan, Topology
@@ -15,6 +15,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import FORMS, PostBalancing
 from headrace.reorder_service.planning.search.post_balancing import post_balance
 from headrace.reorder_service.planning.strategies.orchmllm import heaviest_between_nodes, plan_slots, sent_to_llm
+from tests.examples import with_examples
 
 COSTS = Path(__file__).parents[4] / "data" / "costs"
 SHAPES = {
@@ -67,7 +68,7 @@ def heaviest_replicas(batch: Batch, slots: np.ndarray) -> np.ndarray:
     return of_replica.max(axis=0) / of_replica.mean(axis=0)
 
 
-@settings(max_examples=150)
+@with_examples(150)
 @given(st.data(), batches())
 def test_every_plan_is_sound(data, batch: Batch) -> None:
     batch = optioned(batch, **data.draw(options_for(batch)))
@@ -86,7 +87,7 @@ def test_every_plan_is_sound(data, batch: Batch) -> None:
     assert (slots == plan_slots(batch)).all()
 
 
-@settings(max_examples=60)
+@with_examples(60)
 @given(batches())
 def test_one_batch_per_rank_has_the_loads_of_the_form(batch: Batch) -> None:
     single = batch_of(dict(zip(batch.units, batch.costs, strict=True)), batch.topology.replicas, 1)
@@ -168,7 +169,7 @@ def test_permuted_replicas_send_less_to_other_nodes_and_weigh_the_same(microbatc
         assert sorted(after) == pytest.approx(sorted(before))
 
 
-@settings(max_examples=100)
+@with_examples(100)
 @given(batches(), st.integers(1, 4))
 def test_a_permutation_never_makes_a_rank_send_more_to_other_nodes(batch: Batch, ranks_per_node: int) -> None:
     plain, permuted = plan_slots(batch), plan_with(batch, ranks_per_node=ranks_per_node)
@@ -191,7 +192,7 @@ def test_what_encoders_send_to_the_llm_falls_by_a_fifth_on_the_omni_table() -> N
         heaviest_between_nodes(batch, plain)
 
 
-@settings(max_examples=80)
+@with_examples(80)
 @given(batches())
 def test_one_all_to_all_moves_what_a_unit_makes_of_samples_to_the_llms_replicas(batch: Batch) -> None:
     count = batch.topology.replicas

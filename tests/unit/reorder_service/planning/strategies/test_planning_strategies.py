@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import spec
@@ -17,6 +17,7 @@ from headrace.reorder_service.planning.batch import make_batch, slots_of
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.simulator import simulate
 from headrace.reorder_service.planning.simulation.work import Work
+from tests.examples import with_examples
 
 EVERY = sorted(STRATEGIES)
 SHAPES = {
@@ -41,7 +42,7 @@ def batches(draw):
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@settings(max_examples=60)
+@with_examples(60)
 @given(batch=batches())
 def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, batch) -> None:
     ids, costs, topology = batch
@@ -69,7 +70,7 @@ def test_every_sample_stands_once_in_every_unit_of_a_valid_plan(strategy: str, b
 
 
 @pytest.mark.parametrize("strategy", EVERY)
-@settings(max_examples=30)
+@with_examples(30)
 @given(batch=batches())
 def test_the_prediction_is_the_simulators_word_on_the_finished_plan(strategy: str, batch) -> None:
     ids, costs, topology = batch
@@ -90,7 +91,7 @@ def replicas_of(planned: StepPlan) -> dict[int, set[int]]:
 
 
 @pytest.mark.parametrize("strategy", [strategy for strategy in EVERY if strategy not in spec.CROSS_REPLICA_STRATEGIES])
-@settings(max_examples=60)
+@with_examples(60)
 @given(batch=batches())
 def test_a_sample_stays_on_its_replica(strategy: str, batch) -> None:
     planned = plan(strategy, *batch, seed=0)

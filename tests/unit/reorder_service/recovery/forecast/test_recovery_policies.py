@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import UserError
@@ -13,6 +13,7 @@ from headrace.reorder_service.recovery.forecast.availability_replay import Activ
 from headrace.reorder_service.recovery.forecast.policies import Assumptions, ForecastJob, Headrace, failure_free
 from headrace.reorder_service.recovery.forecast.rivals import RIVALS
 from headrace.reorder_service.recovery.recovery_choice import busiest_link
+from tests.examples import with_examples
 from tests.unit.reorder_service.recovery.recovery_world import profile_of, templates_of
 
 POLICIES = {"headrace": Headrace, **RIVALS}
@@ -135,7 +136,7 @@ def test_torchft_goes_on_with_a_smaller_batch(name: str, pause_s: float) -> None
     assert run.samples == pytest.approx(24 + steps * 9 + 100 - (30 + pause_s + steps * 12))
 
 
-@settings(max_examples=12)
+@with_examples(12)
 @given(seed=st.integers(0, 10_000), notice_s=st.sampled_from([0.0, 20.0]), rare=st.integers(1, 20))
 def test_no_policy_does_more_than_the_nodes_there_could(seed: int, notice_s: float, rare: int) -> None:
     job = job_of(8)
