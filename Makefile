@@ -70,7 +70,7 @@ test: lint suite  ## style, types and layers, and the suite; what is left out fo
 suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches  ## the tests alone
 	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
-test-slow: setup  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
+test-slow: setup $(VENV)/.searches  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
 	@$(PYTEST) -n 2 --dist loadfile --thorough -m 'slow or hypothesis'
 
 # Environments without what only developers have, as a trainer's host is. torchtitan's data sets ask for an older fsspec than the
@@ -92,7 +92,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
-unit: setup  ## the fast tests only
+unit: setup $(VENV)/.searches  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
 
 lint: style types layers  ## style, types and layers
