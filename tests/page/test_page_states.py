@@ -174,7 +174,7 @@ def test_numbers_are_written_as_they_are_read(browser: Browser, service: Service
         "seconds": ["0 s", "12 µs", "812 ms", "1.23 s", "119 s", "3 min 20 s", "2 h 5 min", "not measured"],
         "shares": ["0%", "0.0%", "5.0%", "41%", "100%", "not measured"],
         "bytes": ["0 B", "1,023 B", "1.5 KiB", "2 GiB"],
-        "ticks": [["0.0", "0.5", "1.0"], ["3", "4", "5", "6", "7"], ["1.00", "1.01", "1.02"]],
+        "ticks": [["0.0", "0.5", "1.0"], ["3", "4", "5", "6", "7"], ["1.000", "1.005", "1.010", "1.015", "1.020"]],
         "ends": [2, 1.5, 1],
         "routes": [
             {"page": "job", "job": "a/b", "tab": "ranks", "options": {}},
