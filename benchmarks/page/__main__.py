@@ -78,7 +78,8 @@ def main() -> None:
 
 def measure(url: str, pid: int, rounds: int, seconds: float) -> Load:
     """Watch a server with and without viewers in turns. `pid`: of its process."""
-    cores, idle_cores, took_s, answers = [], [], [], 0
+    cores, idle_cores, took_s = list[float](), list[float](), list[float]()
+    answers = 0
     for _ in range(rounds):
         began_cpu_s, began_s = tree_cpu_s(pid), time.perf_counter()
         time.sleep(seconds)

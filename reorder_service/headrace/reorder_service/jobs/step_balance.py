@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,26 +36,27 @@ def balance_of(plan: StepPlan, sample_ids: Ints, costs: Mapping[str, Floats], me
         return None
     slots, most = slots_of(plan, sample_ids), plan.topology.microbatches
     counts = [len(replica) for replica in plan.replicas]
-    before, after, mean = [], [], []
+    before, after = list[Floats](), list[Floats]()
+    mean_s = 0.0
     for u, unit in enumerate(plan.topology.stages):
         of_unit = [most] * len(plan.unit_replicas[unit]) if unit in plan.unit_replicas else counts
         cards = np.array([r * most + k for k in range(most) for r, count in enumerate(of_unit) if k < count])
         dealt = cards[np.arange(len(sample_ids)) % cards.size]
-        loads = [np.bincount(slot, weights=costs[unit], minlength=len(of_unit) * most) for slot in (dealt, slots[u])]
-        before.append(loads[0].reshape(-1, most))
-        after.append(loads[1].reshape(-1, most))
-        mean.append(float(costs[unit].sum()) / cards.size)
-    if meet:
-        share = sum(float(costs[unit].sum()) for unit in plan.topology.stages) / len(counts)
-        slowest = [_slowest_ranks_s(np.stack(loads, axis=-1), meet) for loads in (before, after)]
-    else:
-        share = sum(mean)
-        slowest = [sum(float(of_unit.max()) for of_unit in loads) for loads in (before, after)]
-    return Balance(before=slowest[0] / share, after=slowest[1] / share) if share > 0 else None
+        for slot, loads in ((dealt, before), (slots[u], after)):
+            of_slots = np.bincount(slot, weights=costs[unit], minlength=len(of_unit) * most)
+            loads.append(of_slots.astype(np.float64, copy=False).reshape(-1, most))
+        mean_s += float(costs[unit].sum()) / (len(counts) if meet else cards.size)
+    if mean_s <= 0:
+        return None
+    return Balance(before=_slowest_s(before, meet) / mean_s, after=_slowest_s(after, meet) / mean_s)
 
 
-def _slowest_ranks_s(loads: Floats, meet: str) -> float:
-    """Return what a step takes of which ranks have these (D, K, U) loads and meet at the end of it, or more often."""
+def _slowest_s(of_units: Sequence[Floats], meet: str) -> float:
+    """Return the seconds of the slowest where each unit has these (D, K) loads: over the units, those of the heaviest microbatch,
+    and of ranks that meet, those of the slowest rank over all times that they do."""
+    if not meet:
+        return sum(float(loads.max()) for loads in of_units)
+    loads = np.stack(of_units, axis=-1)
     if meet == "phases":
         return float(loads.max(axis=0).sum())
     if meet == "microbatch":

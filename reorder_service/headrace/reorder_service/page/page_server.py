@@ -36,7 +36,7 @@ KEEPALIVE_S = 75.0  # a connection without requests is closed then: a hidden pag
 MOST_QUERY = 200  # characters of a query that are looked at
 STOP_S = 0.2  # for answers in progress when the server stops
 
-_STATUS_OF: dict[type[HeadraceError], int] = {NotFoundError: 404, UnavailableError: 409, UserError: 400}
+_STATUS_OF: dict[type, int] = {NotFoundError: 404, UnavailableError: 409, UserError: 400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,7 +86,8 @@ def timeline_view(simulated: Simulated, *, forecast_s: float, measured_s: float)
 
 def _rows(step: PlannedStep, plan: StepPlan, formation: Formation | None, spec: JobSpec) -> list[_Row] | None:
     topology = plan.topology
-    if topology.replicas * topology.microbatches * topology.num_stages * len(Kind) > MOST_SIMULATED or not step.costs:
+    num_actions = topology.replicas * topology.microbatches * topology.num_stages * len(Kind)
+    if plan.predicted is None or not step.costs or num_actions > MOST_SIMULATED:  # the simulator knows no unequal speeds
         return None
     execution = replace(step.correction.execution(execution_of(spec, topology)), in_flight=plan.in_flight)
     batch = make_batch(

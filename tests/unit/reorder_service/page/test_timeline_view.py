@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ def check_rows(rows: list[dict[str, Any]], step_s: float) -> None:
     for row in rows:
         ends_s = 0.0
         for action in sorted(row["actions"], key=lambda action: action["begin_s"]):
-            assert action["begin_s"] >= ends_s - 1e-4, row["name"]
+            assert action["begin_s"] >= ends_s - 1e-3, row["name"]
             ends_s = action["end_s"]
     assert max(action["end_s"] for row in rows for action in row["actions"]) == pytest.approx(step_s, rel=1e-4)
 
@@ -124,6 +125,9 @@ def test_of_many_replicas_the_slowest_are_shown(monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_simulated_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = job()
     step, _ = planned(spec)
+    assert step.plan is not None
+    unequal = PlannedStep(index=0, refs=[], sample_ids=step.sample_ids, costs=step.costs, plan=replace(step.plan, predicted=None))
+    assert timeline_view(Simulated.of(unequal, spec), forecast_s=1.0, measured_s=1.0) == "null"
     without_costs = PlannedStep(index=0, refs=[], plan=step.plan)
     assert timeline_view(Simulated.of(without_costs, spec), forecast_s=1.0, measured_s=1.0) == "null"
     monkeypatch.setattr(page, "MOST_SIMULATED", 10)
