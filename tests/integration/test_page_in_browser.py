@@ -51,7 +51,7 @@ def test_a_job_appears_and_goes_on(cluster, spec, browser) -> None:
             assert page.evaluate(checks) == SOUND
             for tab, words in {
                 "timeline": "as planned",
-                "mixture": "delivered 100%",
+                "mixture": "delivered",
                 "ranks": "committed",
                 "quarantine": "",
             }.items():

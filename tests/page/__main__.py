@@ -15,11 +15,11 @@ COLOURS = 128
 JOB = "#/job/web-and-charts"
 SHOTS = {
     "jobs": ("running", "#/", "web-and-charts", Look(height=760)),
-    "running": ("running", f"{JOB}/steps", "Mean of", Look(height=1180)),
-    "timeline": ("running", f"{JOB}/timeline", "as run", Look(height=1020)),
-    "dark": ("running", f"{JOB}/timeline", "as run", Look(height=1020, dark=True)),
+    "running": ("running", f"{JOB}/steps", "Mean of", Look(height=1310)),
+    "timeline": ("running", f"{JOB}/timeline", "as run", Look(height=1130)),
+    "dark": ("running", f"{JOB}/timeline", "as run", Look(height=1130, dark=True)),
     "phone": ("running", f"{JOB}/steps", "Mean of", Look(width=360, height=1240, density=1.5)),
-    "failed": ("failed", "#/job/large-run", "mend that", Look(height=760)),
+    "failed": ("failed", "#/job/large-run", "mend that", Look(height=860)),
     "finished": ("finished", "#/job/warm-up/mixture", "delivered", Look(height=760)),
     "empty": ("empty", "#/", "headrace job submit", Look(height=560)),
 }

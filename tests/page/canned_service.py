@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from headrace.reorder_service.page.static_files import STATIC, static_answers
 from tests.http_site import serving
 
 ROOT = Path(__file__).parents[2]
-STATIC = ROOT / "reorder_service" / "headrace" / "reorder_service" / "page" / "static"
 STATES = ROOT / "tests" / "data" / "page"
-POLICY = "default-src 'self'; img-src 'self' data:"
+POLICY = static_answers()["/"].headers["Content-Security-Policy"]
 
 
 @dataclass
@@ -73,6 +73,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(401, json.dumps({"error": f"{given}: take one that `headrace certificates` wrote."}).encode())
         elif path in service.documents:
             self._send(200, json.dumps(service.documents[path]).encode())
+        elif path.count("/") < 2:
+            self._send(409, json.dumps({"error": "this service stands by: /api/service says who leads"}).encode())
         else:
             sentence = f"no job is called {path.split('/')[2]}: `headrace job list` has their names"
             self._send(404, json.dumps({"error": sentence}).encode())

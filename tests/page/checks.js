@@ -53,9 +53,11 @@
       const range = document.createRange();
       range.selectNodeContents(walker.currentNode);
       const box = range.getClientRects()[0];
-      if (!box || box.width < 1 || box.bottom < 0 || box.top > innerHeight || box.right < 0 || box.left > innerWidth) continue;
+      if (!box || box.width < 1) continue;
+      const [x, y] = [box.left + box.width / 2, box.top + box.height / 2];
+      if (x < 0 || y < 0 || x >= innerWidth || y >= innerHeight) continue; // what is there cannot be asked for
       const style = getComputedStyle(element);
-      const ground = behind(element, Math.min(innerWidth - 1, box.left + box.width / 2), box.top + box.height / 2);
+      const ground = behind(element, x, y);
       const ink = over(rgba(element instanceof SVGElement ? style.fill : style.color), ground);
       const size = parseFloat(style.fontSize);
       const least = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700) ? LEAST_LARGE : LEAST;

@@ -55,7 +55,7 @@ export function lineChart(what, cursor, width) {
       id: what.id, class: "plot", "data-chart": what.id, tabindex: "0", role: "slider", "aria-label": `${what.title}, by step`, "aria-valuemin": what.first,
       "aria-valuemax": what.first + length - 1, "aria-valuenow": what.first + at, "aria-valuetext": readout, "aria-describedby": `${what.id}-summary`,
     }, drawing(what, scale, size, cursor === undefined ? null : at)),
-    h("p", { id: `${what.id}-summary`, class: "quiet small" }, what.summary, scale.above > 0 && ` ${aboveWords(scale, what.unit)}`, what.marks?.length > 0 && " A red line: nodes were lost there."));
+    h("p", { id: `${what.id}-summary`, class: "quiet small" }, what.summary, scale.above > 0 && ` ${aboveWords(scale, what.unit)}`, what.marks?.length > 0 && " Nodes were lost at the upright dashed line."));
 }
 
 function scales(what, length, size) {
@@ -63,7 +63,7 @@ function scales(what, length, size) {
   const { low } = what;
   const rows = ticks(low * what.unit.scale, Math.max(end, low + 1e-9) * what.unit.scale * 1.04, 5);
   const high = Math.max(end * what.unit.scale * 1.04, ...rows.values) / what.unit.scale;
-  const columns = ticks(what.first, what.first + length - 1, Math.max(2, Math.floor((size.width - LEFT - RIGHT) / 90)), true);
+  const columns = ticks(what.first, what.first + length - 1, Math.max(2, Math.floor((size.width - LEFT - RIGHT) / 55)), true);
   const x = (index) => LEFT + (length < 2 ? 0.5 : index / (length - 1)) * (size.width - LEFT - RIGHT);
   const y = (value) => size.height - BOTTOM - ((Math.min(value, high) - low) / (high - low || 1)) * (size.height - TOP - BOTTOM);
   return { x, y, rows, columns, above, highest };

@@ -66,9 +66,15 @@ export function gantt(what, cursor, width) {
 export function key(rows, palette) {
   const kinds = new Map();
   for (const row of rows) for (const action of row.actions) kinds.set(classOf(action, palette), NO_UNIT.has(action.kind) ? action.kind : `${action.unit} ${action.kind}`);
-  return h("ul", { class: "legend" }, [...kinds].sort().map(([kind, name]) => h("li", null,
+  return h("ul", { class: "legend" }, [...kinds].sort(([one], [other]) => rankOf(one).localeCompare(rankOf(other))).map(([kind, name]) => h("li", null,
     h("svg", { width: 14, height: 14, "aria-hidden": "true" }, h("rect", { class: `box ${kind}`, width: 14, height: 14, rx: 2 })), h("span", { class: "name" }, name))),
     h("li", null, h("svg", { width: 14, height: 14, "aria-hidden": "true" }, h("rect", { class: "idle", width: 14, height: 14, rx: 2 })), h("span", { class: "name" }, "idle")));
+}
+
+/** By unit, forward first; what belongs to no unit comes last. */
+function rankOf(kind) {
+  const [unit, pass] = kind.split(" ");
+  return pass ? `0${unit}${["forward", "backward", "weight"].indexOf(pass)}` : `1${unit}`;
 }
 
 function classOf(action, palette) {

@@ -9,6 +9,7 @@ import { timelineTab } from "./timeline_tab.js";
 import { mixtureTab, quarantineTab, ranksTab } from "./job_tabs.js";
 
 const NAMES = { steps: "Steps", timeline: "Timeline", mixture: "Mixture", ranks: "Ranks", quarantine: "Quarantine" };
+const OVER = new Set(["done", "failed", "cancelled"]);
 const VIEWS = { steps: stepsTab, timeline: timelineTab, mixture: mixtureTab, ranks: ranksTab, quarantine: quarantineTab };
 
 export function jobView(state) {
@@ -54,11 +55,12 @@ function tiles(job) {
   const slowest = measured.length ? Math.max(...measured.map((rank) => rank.step_s)) : null;
   const waits = measured.length ? measured.reduce((sum, rank) => sum + rank.data_wait_s / rank.step_s, 0) / measured.length : null;
   return h("dl", { class: "tiles" },
-    tile("Rate", rate(job.samples_per_s), left(job)),
+    !OVER.has(job.state) && tile("Rate", rate(job.samples_per_s), left(job)),
     tile("A step", seconds(slowest), plural(job.ranks.length, "rank")),
     tile("Waits for data", share(waits), "of a step, on average"),
-    tile("Planned ahead", plural(job.planned_steps, "step"), job.strategy),
+    !OVER.has(job.state) && tile("Planned ahead", plural(job.planned_steps, "step"), `strategy ${job.strategy}`),
     tile("Samples", count(job.samples), `${count(job.batch_size)} a step`),
+    OVER.has(job.state) && tile("Strategy", job.strategy),
     tile("Loss", figure(job.loss), "of the latest step"));
 }
 

@@ -31,7 +31,7 @@ function timeChart(steps) {
   const { forecast_s: forecast, measured_s: measured, data_wait_s: waits } = steps;
   const longest = Math.max(0, ...[...forecast, ...measured].filter((value) => value !== null));
   return {
-    id: "steps-time", title: "Seconds, as measured and as forecast", unit: unitOf(longest), low: 0, summary: timeSummary(steps),
+    id: "steps-time", title: "Measured and forecast", unit: unitOf(longest), low: 0, summary: timeSummary(steps),
     series: [
       { name: "measured", kind: "measured", values: measured },
       { name: "forecast", kind: "forecast", values: forecast },

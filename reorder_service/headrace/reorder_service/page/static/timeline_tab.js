@@ -28,7 +28,7 @@ export function timelineTab(state) {
 /** Of many replicas, the slowest are shown. */
 function rowsWord({ rows, replicas }) {
   const named = new Set(rows.map((row) => /^(replica|pipeline|rank) \d+/.exec(row.name)?.[0] ?? "")).size;
-  const some = replicas > named ? `, of the slowest ${count(named)} of ${count(replicas)} replicas,` : "";
+  const some = replicas > named ? ` (the slowest ${named > 1 ? `${count(named)} ` : ""}of ${count(replicas)} replicas)` : "";
   return rows.length === 1 ? `one row${some} is` : `${count(rows.length)} rows${some} are`;
 }
 
