@@ -61,7 +61,7 @@ def _taken(group: argparse._ArgumentGroup) -> list[argparse.Action]:
 
 
 def _below(name: str, parser: argparse.ArgumentParser) -> Sequence[Command]:
-    found = []
+    found: list[Command] = []
     for group in parser._actions:
         if isinstance(group, argparse._SubParsersAction):
             lines = {choice.dest: choice.help or "" for choice in group._choices_actions}

@@ -17,7 +17,8 @@ _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 
 def outside_code(text: str, change: Callable[[str], str]) -> str:
     """Return Markdown with `change` applied to what is no code."""
-    parts, at = [], 0
+    parts: list[str] = []
+    at = 0
     for code in CODE.finditer(text):
         parts += [change(text[at : code.start()]), code.group()]
         at = code.end()

@@ -26,7 +26,8 @@ def check(site: Path) -> Findings:
     """Return what is found in the HTML below a folder."""
     site = site.resolve()
     pages = {page: _Page.of(page) for page in sorted(site.rglob("*.html"))}
-    num_links, faults = 0, []
+    num_links = 0
+    faults: list[str] = []
     for page, read in pages.items():
         name = page.relative_to(site)
         faults += [f"{name} loads {url}" for url in read.loaded if urlsplit(url).netloc]

@@ -160,8 +160,8 @@ def _kind(schema: Mapping[str, Any], places: Mapping[str, str]) -> str:
         inner = ", ".join(_kind(one, places) for one in items) if items else _kind(schema["items"], places)
         return f"list of {_counted(schema)}{inner}"
     if kind == "object":
-        inner = schema.get("additionalProperties")
-        return f"names with a value each: {_kind(inner, places)}" if isinstance(inner, dict) else "names with values"
+        values = schema.get("additionalProperties")
+        return f"names with a value each: {_kind(values, places)}" if isinstance(values, dict) else "names with values"
     return _scalar(schema)
 
 
@@ -172,8 +172,8 @@ def _counted(schema: Mapping[str, Any]) -> str:
 
 
 def _scalar(schema: Mapping[str, Any]) -> str:
-    words = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`", "string": "text"}
-    word = "date" if schema.get("format") == "date" else words.get(schema.get("type", ""), "anything")
+    kinds = {"integer": "whole number", "number": "number", "boolean": "`true` or `false`", "string": "text"}
+    kind = "date" if schema.get("format") == "date" else kinds.get(schema.get("type", ""), "anything")
     limits = {
         "minimum": "at least {:,}",
         "exclusiveMinimum": "above {:,}",
@@ -185,4 +185,4 @@ def _scalar(schema: Mapping[str, Any]) -> str:
     said = [words.format(schema[limit]) for limit, words in limits.items() if limit in schema]
     if "pattern" in schema:
         said.append(f"like `{schema['pattern']}`")
-    return " ".join([word, " and ".join(said)]).strip()
+    return " ".join([kind, " and ".join(said)]).strip()

@@ -82,16 +82,17 @@ def place(path: str) -> str:
 
 
 def navigation(written: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return the groups of docs/README.md with their pages. A page that is called by its file there has its heading as title."""
+    """Return the groups of docs/README.md with their pages, by the words of the link to each, or by its heading where these are
+    the name of a file or of what a readme is about."""
     groups: dict[str, dict[str, str]] = {}
     for name, text in _GROUP.findall(written[place(INDEX)]):
         places = {place(_joined(INDEX, target)): words for words, target in _TARGET.findall(text)}
-        groups[name] = {title(written[at]) if _is_file(words) else words: at for at, words in places.items()}
+        groups[name] = {_title(words, at, written[at]): at for at, words in places.items()}
     return groups
 
 
-def _is_file(words: str) -> bool:
-    return words.endswith(".md") or words.isupper()
+def _title(words: str, at: str, markdown: str) -> str:
+    return title(markdown) if words.endswith(".md") or at in READMES.values() else words
 
 
 def repository() -> str | None:
