@@ -56,28 +56,32 @@ def install(script: str, at: Places) -> list[str]:
 
     Returns what was done, and how to undo it, in sentences. Raises UserError where a file cannot be written.
     """
-    path = at.script
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        known = path.read_text(encoding="utf-8") if path.exists() else None
+        at.script.parent.mkdir(parents=True, exist_ok=True)
+        known = at.script.read_text(encoding="utf-8") if at.script.exists() else None
         if known != script:
-            path.write_text(script, encoding="utf-8")
-        done = [f"{path} {'is up to date' if known == script else 'is written'}"]
-        undo = f"to undo it, remove {path}"
-        if (path := at.startup) is not None:
-            lines = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
-            if at.line in lines.splitlines():
-                done.append(f"{path} names it already")
-            else:
-                with path.open("a", encoding="utf-8") as startup:
-                    startup.write("\n" * bool(lines and not lines.endswith("\n")) + at.line + "\n")
-                done.append(f"{path} names it in its last line")
-            undo += f" and that line of {path}"
+            at.script.write_text(script, encoding="utf-8")
+        done = [f"{at.script} {'is up to date' if known == script else 'is written'}"]
+        undo = f"to undo it, remove {at.script}"
+        if at.startup is not None:
+            is_new = _add_line(at.startup, at.line)
+            done.append(f"{at.startup} names it {'in its last line' if is_new else 'already'}")
+            undo += f" and that line of {at.startup}"
     except OSError as err:
         raise UserError(
-            f"cannot write {err.filename or path}: {err.strerror}; `headrace --completion SHELL` prints the script"
+            f"cannot write {err.filename or at.script}: {err.strerror}; `headrace --completion SHELL` prints the script"
         ) from err
     return [*done, f"shells that start from now on complete headrace; {undo}"]
+
+
+def _add_line(path: Path, line: str) -> bool:
+    """Append a line to a file that has it not yet; return whether it had not."""
+    text = path.read_text(encoding="utf-8", errors="surrogateescape") if path.exists() else ""
+    if line in text.splitlines():
+        return False
+    with path.open("a", encoding="utf-8") as startup:
+        startup.write("\n" * bool(text and not text.endswith("\n")) + line + "\n")
+    return True
 
 
 def install_for(shell: str, script: str) -> list[str]:

@@ -35,7 +35,7 @@ class JobsCollector(Collector):
     """Asks `source` for the figures of the jobs that have not ended whenever it is read, from the exporter's thread."""
 
     def __init__(self) -> None:
-        self.source: Callable[[], Iterable[JobFigures]] = tuple
+        self.source: Callable[[], Iterable[JobFigures]] = lambda: ()
 
     def describe(self) -> list[Metric]:
         """Return the metrics without a value."""
