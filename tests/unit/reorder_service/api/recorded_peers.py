@@ -16,7 +16,8 @@ from headrace.v1 import fleet_pb2, fleet_pb2_grpc, sessions_pb2, sessions_pb2_gr
 from headrace.v1.fleet_pb2 import FleetReport, FleetReports
 from tests.histories.history import Said, read_messages
 
-PATIENCE_S = 20
+PATIENCE_S = 60
+BEAT_S = 0.2
 Alter = Callable[[Message], None]
 """Changes a message before it is sent."""
 
@@ -35,8 +36,11 @@ class RecordedPreprocessor:
         self._listed: dict[str, list[Any]] = defaultdict(list)
         self._indexed: dict[tuple[str, str], Any] = {}
         self._probed: dict[tuple[str, int, int, int], Any] = {}
-        sent = [order for said in said_by(file, "Fleet/Work", by_client=False) for order in _orders(said.message)]
-        ordered = {body.lease: body for body in sent if hasattr(body, "lease")}
+        self.told = [order for said in said_by(file, "Fleet/Work", by_client=False) for order in _orders(said.message)]
+        """The orders that were recorded."""
+        self.heard: list[Any] = []
+        """The orders of today."""
+        ordered = {body.lease: body for body in self.told if hasattr(body, "lease")}
         reports = [FleetReports.FromString(said.message) for said in said_by(file, "Fleet/Work", by_client=True)]
         for report in (report for message in reports for report in message.reports):
             kind = str(report.WhichOneof("report"))
@@ -61,12 +65,23 @@ class RecordedPreprocessor:
             async for reports in outbox.batches():
                 yield FleetReports(reports=reports)
 
-        async with grpc.aio.insecure_channel(endpoint) as channel:
-            async for message in fleet_pb2_grpc.FleetStub(channel).Work(said()):
-                for order in message.orders:
-                    kind = str(order.WhichOneof("order"))
-                    for answer in self._answers(kind, getattr(order, kind)):
-                        self._send(outbox, answer)
+        beating = asyncio.create_task(self._beat(outbox))
+        try:
+            async with grpc.aio.insecure_channel(endpoint) as channel:
+                async for message in fleet_pb2_grpc.FleetStub(channel).Work(said()):
+                    for order in message.orders:
+                        kind = str(order.WhichOneof("order"))
+                        self.heard.append(getattr(order, kind))
+                        for answer in self._answers(kind, getattr(order, kind)):
+                            self._send(outbox, answer)
+        finally:
+            beating.cancel()
+
+    async def _beat(self, outbox: Outbox[FleetReport]) -> None:
+        """Stay a member while others, as the planner that is compiled, keep this process from answering."""
+        while True:
+            self._send(outbox, FleetReport(heartbeat=fleet_pb2.Heartbeat()))
+            await asyncio.sleep(BEAT_S)
 
     def _send(self, outbox: Outbox[FleetReport], report: FleetReport) -> None:
         sent = FleetReport()
@@ -140,6 +155,30 @@ def plans_in(messages: Any) -> dict[int, Any]:
                     microbatch.tickets[:] = [ticket.split("/", 2)[2].rpartition("/")[0] for ticket in microbatch.tickets]
                 plans[event.plan.step] = event.plan
     return plans
+
+
+def asked_of(orders: list[Any], job: str) -> tuple[set[Any], set[Any], dict[str, Any]]:
+    """Return which shards of a job are indexed, which samples probed, and which samples of which part decoded.
+
+    When, in how many orders and under which leases depends on how fast others are.
+    """
+    indexed, probed, decoded = set(), set(), {}
+    for order in (order for order in orders if job in (getattr(order, "job", ""), *(part.job for part in parts_of(order)))):
+        match type(order).__name__:
+            case "IndexShard":
+                indexed.add((order.shard.number, order.shard.source, order.shard.url, order.shard.name))
+            case "ProbeSamples":
+                probed |= {(ref.sample_id, ref.shard, ref.row) for ref in order.samples}
+        for part in parts_of(order):
+            if not part.trial:
+                name = part.ticket.split("/", 2)[2].rpartition(".")[0]
+                decoded[name] = part.step, [(ref.sample_id, ref.shard, ref.row) for ref in part.samples]
+    return indexed, probed, decoded
+
+
+def parts_of(order: Any) -> list[Any]:
+    """Return the parts that an order has decoded, of one or of several."""
+    return list(order.parts) if hasattr(order, "parts") else [order] if hasattr(order, "ticket") else []
 
 
 def _orders(message: bytes) -> list[Any]:

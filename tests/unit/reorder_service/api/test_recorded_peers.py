@@ -17,9 +17,17 @@ from headrace.v1 import membership_pb2, membership_pb2_grpc
 from tests.histories.history import HISTORIES
 from tests.histories.newer import with_a_field_more
 from tests.unit.reorder_service.api.leader_world import Leader, leading
-from tests.unit.reorder_service.api.recorded_peers import Alter, RecordedPreprocessor, RecordedRank, said_by, served
+from tests.unit.reorder_service.api.recorded_peers import (
+    BEAT_S,
+    Alter,
+    RecordedPreprocessor,
+    RecordedRank,
+    asked_of,
+    said_by,
+    served,
+)
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 VERSIONS = sorted(file.parent for file in HISTORIES.glob("*/preprocessor.jsonl"))
 as_recorded: Alter = lambda message: None  # noqa: E731
 of_any_release = pytest.mark.parametrize("alter", [as_recorded, with_a_field_more], ids=["as recorded", "with a field more"])
@@ -49,9 +57,15 @@ async def test_an_old_preprocessor_and_an_old_trainer_finish_a_job_with_the_same
     leader: Leader, folder: Path, job: str, alter: Alter
 ) -> None:
     rank = RecordedRank(folder / f"{job}.jsonl", alter)
+    preprocessor = RecordedPreprocessor(folder, alter)
     await leader.submit(rank.submitted)
-    async with serving(RecordedPreprocessor(folder, alter), leader.server.endpoint) as preprocessor:
-        told = await served(asyncio.create_task(rank.train(leader.server.endpoint)), preprocessor)
+    async with serving(preprocessor, leader.server.endpoint) as serving_preprocessor:
+        told = await served(asyncio.create_task(rank.train(leader.server.endpoint)), serving_preprocessor)
+    indexed, probed, decoded = asked_of(preprocessor.heard, job)
+    *former, parts = asked_of(preprocessor.told, job)
+    assert [indexed, probed] == former
+    both = decoded.keys() & parts.keys()  # of a step that is committed meanwhile not all parts are ordered
+    assert {name: decoded[name] for name in both} == {name: parts[name] for name in both}
     assert told.keys() == rank.plans.keys()
     for step, plan in told.items():
         assert [(m.replica, m.index, m.num_samples, m.packs, m.parts) for m in plan.microbatches] == [
@@ -90,11 +104,12 @@ async def test_old_nodes_form_the_same_pipelines_lose_one_and_go_on(leader: Lead
         for name in sorted(hellos):
             streams[name] = membership_pb2_grpc.MembershipStub(channel).Join()
             await streams[name].write(hellos[name])
+        alive = dict(streams)
+        heard = asyncio.create_task(beat(alive))
         first = await newest(streams["a"], 1)
         assert sorted(node.name for node in first.nodes) == sorted(node.name for node in snapshots[1].nodes)
         assert shapes(first) == shapes(snapshots[1])
-        streams["e"].cancel()
-        heard = asyncio.create_task(beat([streams[name] for name in "abcd"]))
+        alive.pop("e").cancel()
         second = await newest(streams["a"], 2)
         assert (second.change, shapes(second)) == (snapshots[2].change, shapes(snapshots[2]))
         del recovered.recovered.formation.pipelines[:]
@@ -116,12 +131,16 @@ async def newest(stream: Any, generation: int) -> Any:
     return snapshot
 
 
-async def beat(streams: list[Any]) -> None:
-    """Keep nodes alive."""
+async def beat(streams: dict[str, Any]) -> None:
+    """Keep nodes alive, as long as they are among these."""
     while True:
-        for stream in streams:
-            await stream.write(membership_pb2.NodeMessage(heartbeat=membership_pb2.NodeHeartbeat()))
-        await asyncio.sleep(0.2)
+        for name, stream in list(streams.items()):
+            try:
+                await stream.write(membership_pb2.NodeMessage(heartbeat=membership_pb2.NodeHeartbeat()))
+            except (asyncio.CancelledError, asyncio.InvalidStateError):
+                if name in streams:
+                    raise
+        await asyncio.sleep(BEAT_S)
 
 
 def shapes(snapshot: Any) -> list[list[tuple[str, int, int]]]:
