@@ -14,7 +14,7 @@ PICTURES = ROOT / "docs" / "pictures"
 COLOURS = 128
 JOB = "#/job/web-and-charts"
 SHOTS = {
-    "jobs": ("running", "#/", "web-and-charts", Look(height=760)),
+    "jobs": ("running", "#/", "web-and-charts", Look(height=588)),
     "running": ("running", f"{JOB}/steps", "Mean of", Look(height=1310)),
     "timeline": ("running", f"{JOB}/timeline", "as run", Look(height=1130)),
     "dark": ("running", f"{JOB}/timeline", "as run", Look(height=1130, dark=True)),

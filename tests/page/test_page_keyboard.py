@@ -34,10 +34,10 @@ def loaded(page: Page, address: str, words: str) -> None:
     [
         ("running", "#/", "web-and-charts"),
         ("running", f"{RUNNING}/steps", "Mean of"),
-        ("running", f"{RUNNING}/timeline", "as run"),
-        ("running", f"{RUNNING}/quarantine", "137 samples"),
+        pytest.param("running", f"{RUNNING}/timeline", "as run", marks=pytest.mark.slow),
+        pytest.param("running", f"{RUNNING}/quarantine", "137 samples", marks=pytest.mark.slow),
         ("empty", "#/", "headrace job submit"),
-        ("standby", "#/", "stands by"),
+        pytest.param("standby", "#/", "stands by", marks=pytest.mark.slow),
     ],
 )
 def test_tab_reaches_every_control_and_shows_where_it_is(browser: Browser, name: str, address: str, words: str) -> None:
