@@ -160,7 +160,7 @@ def _kind(schema: Mapping[str, Any], places: Mapping[str, str]) -> str:
         inner = ", ".join(_kind(one, places) for one in items) if items else _kind(schema["items"], places)
         return f"list of {_counted(schema)}{inner}"
     if kind == "object":
-        values = schema.get("additionalProperties")
+        values = next(iter(schema.get("patternProperties", {}).values()), schema.get("additionalProperties"))
         return f"names with a value each: {_kind(values, places)}" if isinstance(values, dict) else "names with values"
     return _scalar(schema)
 

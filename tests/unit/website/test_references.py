@@ -73,6 +73,7 @@ def test_the_page_of_fields_says_what_they_may_be() -> None:
         "`name`\n:   *text like `^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`, required*",
         "`lambda`\n:   *number at least 0, default `0.0`*",
         "`topology`\n:   *[section](#topology)*",
+        "`validation`\n:   *names with a value each: [section](#validation-name), default `{}`*",
         '`schedule`\n:   *text, default `"1f1b"`*',
         "*list of one or more, each: [section](#sources), required*",
         "*`true` or `false` or `auto`, default `false`*",
