@@ -59,6 +59,7 @@ def test_a_wheel_has_one_top_level_name_and_all_that_its_commands_need(wheel: Pa
         "headrace/py.typed",
         "headrace/trainer/loading/connecting.py",
         "headrace/preprocessor/text/tokenizer.json",
+        "headrace/reorder_service/page/static/index.html",
         "headrace/cli/example_data/ATTRIBUTION.csv",
         "headrace/cli/deploy/slurm/headrace.sbatch",
         "headrace/cli/deploy/kubernetes/overlays/jobset/jobset.yaml",
