@@ -103,7 +103,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
-test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (five minutes)
+test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (some minutes)
 	@$(PYTEST) -m 'slow or not slow' tests/tutorials
 
 unit: setup $(VENV)/.searches  ## the fast tests only

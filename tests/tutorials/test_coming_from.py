@@ -35,6 +35,7 @@ def python_of(page: str, word: str) -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", CONVERTED)
 def test_a_conversion_gives_what_the_data_had(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = CONVERTED[page](tmp_path)
@@ -46,6 +47,7 @@ def test_a_conversion_gives_what_the_data_had(page: str, tmp_path: Path, monkeyp
     assert sorted(as_lines([plain_of(sample, expected) for sample in samples])) == sorted(as_lines(expected))
 
 
+@pytest.mark.slow
 def test_streams_become_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coming_from.streaming(tmp_path)
     monkeypatch.chdir(tmp_path)
