@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from itertools import groupby
+from pathlib import Path
+
 import numpy as np
 
 from benchmarks.planning.inputs import spread_of
 from benchmarks.planning.rank_balance import balance_each_microbatch
+from benchmarks.report import RESULTS
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.strategies import arrival
@@ -36,3 +41,14 @@ def test_the_rule_of_megatron_bridge_keeps_microbatches_and_the_number_of_sample
     assert np.bincount(balanced, minlength=12).tolist() == [4] * 12
     heaviest = [np.bincount(slot, weights=batch.costs[0], minlength=12).reshape(4, 3).max(axis=0) for slot in (dealt, balanced)]
     assert (heaviest[1] <= heaviest[0]).all()
+
+
+def test_the_page_beside_megatron_bridge_has_the_figures_that_were_measured() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "comparison" / "megatron-bridge.md").read_text()
+    rows = json.loads((RESULTS / "rank-balance.json").read_text())["rows"]
+    measured = [
+        f"| {family} | " + " | ".join(f"{row['value']:.3f}" for row in of_family) + " |"
+        for (_, family), of_family in groupby(rows, key=lambda row: (row["section"], row["name"].partition(",")[0]))
+    ]
+    assert len(measured) == 8
+    assert [line for line in measured if line not in page] == []
