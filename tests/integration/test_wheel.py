@@ -66,7 +66,7 @@ def test_a_wheel_has_one_top_level_name_and_all_that_its_commands_need(wheel: Pa
     } <= set(names)
 
 
-@pytest.mark.parametrize("package", ["cli", "preprocessor", "ray", "reorder_service"])
+@pytest.mark.parametrize("package", ["trainer", "cli", "preprocessor", "ray", "reorder_service"])
 def test_a_portion_that_is_imported_from_a_clone_has_types_for_those_who_use_it(package: str) -> None:
     """In a wheel that of `headrace` is enough; in an editable install each portion has a folder of its own."""
     (portion,) = ROOT.glob(f"*/headrace/{package}/__init__.py")

@@ -75,12 +75,12 @@ def test_arrow_keys_go_from_tab_to_tab_and_the_address_follows(browser: Browser,
         page.evaluate("document.getElementById('tab-steps').focus()")
         page.press("ArrowRight")
         page.until("location.hash === '#/job/web-and-charts/timeline'")
-        page.until("document.getElementById('timeline-planned')")
+        page.until("document.getElementById('timeline-planned') !== null")
         assert focused(page) == "tab-timeline"
         page.press("End")
         page.until("document.getElementById('tab-quarantine').getAttribute('aria-selected') === 'true'")
         page.press("ArrowRight")
-        page.until("document.getElementById('steps-time')")
+        page.until("document.getElementById('steps-time') !== null")
         assert focused(page) == "tab-steps"
         page.evaluate("history.back()")
         page.until("location.hash === '#/job/web-and-charts/quarantine'")

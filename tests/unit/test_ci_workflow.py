@@ -23,8 +23,7 @@ def _lines(job: dict[str, Any]) -> list[str]:
 def test_every_target_that_it_makes_exists() -> None:
     made = {target for job in JOBS.values() for line in _lines(job) for target in re.findall(r"make ([a-z-]+)", line)}
     assert made == {"test", "docs", "audit"}
-    site_is_there = (ROOT / "website").exists()
-    assert made - TARGETS - (set() if site_is_there else {"docs"}) == set()
+    assert made - TARGETS == set()
 
 
 def test_it_decides_by_the_same_command_as_every_other_integration() -> None:

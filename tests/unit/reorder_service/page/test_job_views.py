@@ -103,7 +103,7 @@ def test_a_running_job_in_the_list() -> None:
             {"preprocessors": []},
             "running",
             True,
-            "no preprocessor is connected: start one with `headrace preprocessor --reorder 10.0.0.1:7070`",
+            "no preprocessor is connected: start one with `headrace preprocessor --endpoint 10.0.0.1:7070`",
         ),
     ],
     ids=["paused", "done", "set aside", "no preprocessor"],

@@ -24,8 +24,11 @@ SAMPLES = 24
 STAGES = {"encoder": 1, "llm": 2}
 
 
-def job(execution: dict[str, Any] | None = None, replicas: int = 2, microbatches: int = 3) -> JobSpec:
-    topology = {"replicas": replicas, "microbatches": microbatches, "stages": STAGES}
+def job(
+    execution: dict[str, Any] | None = None, replicas: int = 2, microbatches: int = 3, encoder: str = "encoder", llm: int = 2
+) -> JobSpec:
+    stages = {encoder: 1, "llm": llm}
+    topology = {"replicas": replicas, "microbatches": microbatches, "stages": stages}
     document = {"name": "job", "sources": [{"path": "/d"}], "global_batch": SAMPLES, "topology": topology}
     return parse_spec(document | ({"execution": execution} if execution else {}))
 
@@ -33,7 +36,7 @@ def job(execution: dict[str, Any] | None = None, replicas: int = 2, microbatches
 def planned(spec: JobSpec, formation: Formation | None = None) -> tuple[PlannedStep, float]:
     """A step of samples of all sizes, and the seconds that its plan says it takes."""
     random, topology = np.random.default_rng(0), spec.topology.topology()
-    costs = {unit: random.uniform(0.1, 2.0, SAMPLES) for unit in STAGES}
+    costs = {unit: random.uniform(0.1, 2.0, SAMPLES) for unit in topology.stages}
     ids, execution = np.arange(SAMPLES), execution_of(spec, topology)
     execution = execution if formation is None else for_pipelines(execution)
     batch = make_batch(ids, costs, topology, 0, execution=execution)
@@ -74,18 +77,22 @@ def test_the_stages_of_a_pipeline(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "execution",
-    [{"trainer": "colocated"}, {"trainer": "colocated", "meet": "step"}, {"trainer": "fsdp"}],
+    ("execution", "encoder"),
+    [
+        ({"trainer": "colocated"}, "encoder"),
+        ({"trainer": "colocated", "meet": "step"}, "encoder"),
+        ({"trainer": "fsdp"}, "vision"),
+    ],
     ids=["microbatch", "step", "phases"],
 )
-def test_ranks_that_have_all_units(execution: dict[str, Any]) -> None:
-    spec = job(execution)
+def test_ranks_that_have_all_units(execution: dict[str, Any], encoder: str) -> None:
+    spec = job(execution, encoder=encoder, llm=1)
     step, step_s = planned(spec)
     seen = view(step, spec)
     assert [row["name"] for row in seen["rows"]] == ["rank 0", "rank 1"]
     check_rows(seen["rows"], step_s)
     of_first = [(action["kind"], action["unit"]) for action in seen["rows"][0]["actions"] if action["microbatch"] == 0]
-    assert of_first == [("forward", "encoder"), ("forward", "llm"), ("backward", "llm"), ("backward", "encoder")]
+    assert of_first == [("forward", encoder), ("forward", "llm"), ("backward", "llm"), ("backward", encoder)]
 
 
 def test_units_that_share_ranks() -> None:
