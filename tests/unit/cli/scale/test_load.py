@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.cli.watch.test_bottleneck import BUSY, IDLE, member, status
 
 from headrace.cli.scale.load import load_of
 from headrace.rates import Look
 from headrace.v1.jobs_pb2 import JOB_STATE_DONE, JOB_STATE_INDEXING, JobStatus, RankStatus
+from tests.unit.proto.test_bottleneck import BUSY, IDLE, member, status
 
 
 def looks(before: JobStatus, now: JobStatus, seconds: float = 10.0) -> list[Look]:
