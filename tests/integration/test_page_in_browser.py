@@ -44,7 +44,7 @@ def test_a_job_appears_and_goes_on(cluster, spec, browser) -> None:
         page.until(f"document.body.innerText.includes('headrace job submit job.yaml --endpoint {cluster.endpoint}')")
         cluster.add_preprocessors(1)
         job = cluster.submit(spec("watched", epochs=100))
-        page.until("document.getElementById('open-watched')")
+        page.until("document.getElementById('open-watched') !== null")
         with cluster.consumed(job):
             page.evaluate("document.getElementById('open-watched').click()")
             page.until("/^Mean of \\d+ measured steps: /.test(document.getElementById('steps-time-summary')?.innerText)")

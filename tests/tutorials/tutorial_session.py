@@ -50,7 +50,8 @@ class Session:
             start_new_session=True,
         )
         self._lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
         self._say(f"trap 'echo \"{_FAILED} $? $BASH_COMMAND\"' ERR")
 
     def __enter__(self) -> Self:
@@ -64,6 +65,11 @@ class Session:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._bash.pid, signal.SIGKILL)
         self._bash.wait()
+        self._reading.join()
+        for pipe in (self._bash.stdin, self._bash.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):  # what was not taken by bash before it ended
+                pipe.close()
 
     def run(self, block: Block) -> str:
         """Save a block's file, or run it, and return what it writes. Raises AssertionError where a command fails or the output

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.backward_factors import backward_factors, weight_factor
@@ -297,7 +297,7 @@ def test_nonsense_is_refused(arguments, options, rule: str) -> None:
         build(*arguments, **options)
 
 
-@with_examples(60)
+@settings(max_examples=60)
 @given(topologies, st.integers(1, 11), st.integers(0, 9))
 def test_more_forwards_ahead_never_slow_equal_microbatches_down(stages, count, more) -> None:
     limit = max(stage.num_behind for stage in stage_graph(stages)) + 1 + more

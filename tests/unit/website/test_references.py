@@ -57,7 +57,9 @@ def test_every_field_of_a_job_is_described() -> None:
     assert [f"{one.model.__name__}.{field.name}" for one in sections for field in one.fields if not field.description] == []
     assert [one.model.__name__ for one in sections if not one.model.__doc__] == []
     reached = {one.model for one in sections}
-    assert {kind for kind in _kinds(SpecSection) if kind.__module__.startswith("headrace.")} <= reached
+    assert {
+        kind for kind in _kinds(SpecSection) if kind.__module__.startswith("headrace.") and ".trainer." not in kind.__module__
+    } <= reached
     assert {one.path for one in sections} >= {"", "sources[]", "sources[].mapping", "execution.units.NAME", "validation.NAME"}
 
 

@@ -92,7 +92,7 @@ def test_the_commands_can_be_read(pipelines: tuple[dict[str, Any], Path]) -> Non
     assert args.emulate == str(out / "costs.parquet")
     assert args.microbatches == report["searches"][0]["microbatches"], "it is the best that is emulated"
     table = read_cost_table(args.emulate)
-    assert len(table.sample_ids) == 2 * args.batch == 32
+    assert len(table.sample_ids) == 2 * args.global_batch == 32
     commands = report["commands"]
     assert shlex.split(commands["launch"])[-2:] == ["bash", str(out / "torchrun.sh")]
     assert shlex.split(commands["slurm"])[-2:] == [str(out / "headrace.sbatch"), str(out / "job-execution.yaml")]

@@ -46,7 +46,8 @@ def test_every_strategy_has_a_small_picture(tmp_path: Path, capsys: pytest.Captu
     for path in written:
         assert path.parent == folder
         assert path.stat().st_size < LARGEST_BYTES
-        assert Image.open(path).width == 1000
+        with Image.open(path) as picture:
+            assert picture.width == 1000
 
 
 def test_the_page_has_every_strategy_with_its_picture() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -64,7 +64,7 @@ def test_no_plan_beats_the_lower_bound(plan: tuple[Batch, Slots]) -> None:
     assert predicted.iteration_s >= predicted.lower_bound_s
 
 
-@with_examples(120)
+@settings(max_examples=120)
 @given(plans())
 def test_the_critical_path_leads_without_a_gap_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
