@@ -76,9 +76,10 @@ def place(path: str) -> str:
         return READMES[path]
     if path.startswith("docs/") and (path.endswith(".md") or "/pictures/" in path):
         return path.removeprefix("docs/")
+    shown = "source/" + "/".join(f"_{part}" if part.startswith(".") else part for part in path.split("/"))  # mkdocs hides .parts
     if path.endswith(SHOWN_AS_THEY_ARE):
-        return f"source/{path}"
-    return f"source/{path}/index.md" if (ROOT / path).is_dir() else f"source/{path}.md"
+        return shown
+    return f"{shown}/index.md" if (ROOT / path).is_dir() else f"{shown}.md"
 
 
 def navigation(written: Mapping[str, str]) -> dict[str, dict[str, str]]:

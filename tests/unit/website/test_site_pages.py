@@ -70,6 +70,7 @@ def test_a_dead_link_is_named() -> None:
         ("docs/data.md", "README.md", "pages.md"),
         ("docs/data.md", "../proto/headrace/spec.py", "source/proto/headrace/spec.py.md"),
         ("docs/data.md", "../tests/golden", "source/tests/golden/index.md"),
+        ("CONTRIBUTING.md", ".ci/run", "../source/_.ci/run.md"),
         ("SECURITY.md", "docs/security.md", "../security.md"),
         ("docs/gpu.md", "../benchmarks/README.md#on-a-gpu", "project/benchmarks.md#on-a-gpu"),
         ("docs/gpu.md", "../benchmarks/results/gpu.json", "source/benchmarks/results/gpu.json"),
