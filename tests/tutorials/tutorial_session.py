@@ -65,11 +65,12 @@ class Session:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._bash.pid, signal.SIGKILL)
         self._bash.wait()
-        self._reading.join()
-        for pipe in (self._bash.stdin, self._bash.stdout):
-            assert pipe is not None
-            with contextlib.suppress(OSError):  # what was not taken by bash before it ended
-                pipe.close()
+        assert self._bash.stdin is not None and self._bash.stdout is not None
+        with contextlib.suppress(OSError):  # what was not taken by bash before it ended
+            self._bash.stdin.close()
+        self._reading.join(END_S)
+        assert not self._reading.is_alive(), "what the page has started outlives its bash, and holds its output open"
+        self._bash.stdout.close()
 
     def run(self, block: Block) -> str:
         """Save a block's file, or run it, and return what it writes. Raises AssertionError where a command fails or the output
