@@ -65,7 +65,8 @@ class Session:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._bash.pid, signal.SIGKILL)
         self._bash.wait()
-        assert self._bash.stdin is not None and self._bash.stdout is not None
+        assert self._bash.stdin is not None
+        assert self._bash.stdout is not None
         with contextlib.suppress(OSError):  # what was not taken by bash before it ended
             self._bash.stdin.close()
         self._reading.join(END_S)
