@@ -2,7 +2,8 @@
 
 Both jobs are there all the time, each with services of its own, and one of them stands still (SIGSTOP) while the other has the
 machine, for a fraction of a second each: whatever it does by itself from one second to the next, mostly more than what is to be
-measured, counts for both. A turn is much shorter than the silence after which a node is lost.
+measured, counts for both. A turn is much shorter than the silence after which a node is lost. They start in turns, too: beside a
+job that has all cores, a node that starts may be silent for longer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from benchmarks.recovery.training import REPLICAS, Services
+from benchmarks.recovery.training import PATIENCE_S, REPLICAS, Services
 from benchmarks.report import Row, at_most
 from benchmarks.timing import progress
 from headrace.errors import HeadraceError
@@ -80,6 +81,7 @@ def overhead_row(folder: Path, *, quick: bool) -> Row:
     for number, order in enumerate(rounds):
         progress(f"steps of nodes and of ranks in turns, round {number + 1} of {len(rounds)}")
         with _job(order[0], folder / f"turns-{number}-0") as one, _job(order[1], folder / f"turns-{number}-1") as other:
+            _warm_up(one, other)
             _in_turns(one, other, round_s)
             for who, job in zip(order, (one, other), strict=True):
                 steps = job.steps()
@@ -104,13 +106,12 @@ def _error(beyond: Sequence[float]) -> str:
 
 @contextmanager
 def _job(who: str, folder: Path) -> Iterator[Job]:
-    """Under way."""
+    """Whose trainers start."""
     folder.mkdir()
     with ProcessGroup() as group:
         services = Services(group, folder)
         name = services.submit(who, 1)
         trainers = services.start_nodes(name, 2 * REPLICAS) if who == "nodes" else services.start_ranks(name, 1)
-        services.await_commits(name, _WARM_STEPS, 0.0)
         job = Job(services, name, trainers)
         try:
             yield job
@@ -118,9 +119,23 @@ def _job(who: str, folder: Path) -> Iterator[Job]:
             job.signal(signal.SIGCONT)
 
 
+def _warm_up(one: Job, other: Job) -> None:
+    """Let each train a few steps, and forget those turns. Leaves both standing still."""
+    for job in (one, other):
+        job.signal(signal.SIGSTOP)
+
+    def warm() -> bool:
+        one.take_turn()
+        other.take_turn()
+        return all(len(job.services.said("committed", job.name)) >= _WARM_STEPS for job in (one, other))
+
+    one.services.wait(warm, 2 * PATIENCE_S)
+    for job in (one, other):
+        job.turns.clear()
+        job.cpu_s = 0.0
+
+
 def _in_turns(one: Job, other: Job, seconds: float) -> None:
-    one.signal(signal.SIGSTOP)
-    other.signal(signal.SIGSTOP)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         one.take_turn()

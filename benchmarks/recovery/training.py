@@ -131,7 +131,8 @@ class Services:
         deadline = time.monotonic() + patience_s
         while not (found := what()):
             if time.monotonic() > deadline:
-                raise HeadraceError(f"nothing came of it within {patience_s:g} s: see the logs in {self.folder}")
+                said = "".join(f"\n  {process.name}: {process.last_words()}" for process in self.group.processes)
+                raise HeadraceError(f"nothing came of it within {patience_s:g} s; the last that each process said:{said}")
             time.sleep(_POLL_S)
         return found
 
