@@ -29,6 +29,11 @@ OVERHEAD_GOAL_PERCENT = 5.0
 _ORDER = (("nodes", "ranks"), ("ranks", "nodes")) * 2  # in which they are started
 _TURN_S, _ROUND_S = 0.3, 100.0
 _WARM_STEPS = 4
+_ATTEMPTS = 3
+
+
+class NodeLostError(HeadraceError):
+    """What was to be measured is not there any more."""
 
 
 @dataclass
@@ -57,12 +62,19 @@ class Job:
         self.cpu_s += self._used_s() - used_s
 
     def steps(self) -> list[float]:
-        """Seconds from commit to commit, of its own turns alone. Raises HeadraceError where a node was lost in them."""
+        """Seconds from commit to commit, of its own turns alone. Raises NodeLostError where one was lost in them."""
         if self.services.said("pipelines", self.name, self.turns[0][0]):
-            raise HeadraceError("a node was lost while others had the machine: run it again on a quieter one")
+            raise NodeLostError("a node was lost while others had the machine")
         commits = [event["time_s"] for event in self.services.said("committed", self.name, self.turns[0][0])]
         passed = [sum(max(0.0, min(end, time_s) - begin) for begin, end in self.turns) for time_s in commits]
         return [after - before for before, after in pairwise(passed)]
+
+    def is_warm(self) -> bool:
+        """Whether it has trained a few steps. Raises NodeLostError where a trainer has ended."""
+        for trainer in self.trainers:
+            if trainer.exit_code() is not None:
+                raise NodeLostError(f"{trainer.name} has ended: {trainer.last_words()}")
+        return len(self.services.said("committed", self.name)) >= _WARM_STEPS
 
     def _used_s(self) -> float:
         """Of the cores, by all threads of its trainers so far."""
@@ -80,13 +92,9 @@ def overhead_row(folder: Path, *, quick: bool) -> Row:
     rounds, round_s = (_ORDER[:1], _ROUND_S / 10) if quick else (_ORDER, _ROUND_S)
     for number, order in enumerate(rounds):
         progress(f"steps of nodes and of ranks in turns, round {number + 1} of {len(rounds)}")
-        with _job(order[0], folder / f"turns-{number}-0") as one, _job(order[1], folder / f"turns-{number}-1") as other:
-            _warm_up(one, other)
-            _in_turns(one, other, round_s)
-            for who, job in zip(order, (one, other), strict=True):
-                steps = job.steps()
-                step_s[who].append(median(steps))
-                cpu_s[who].append(job.cpu_s / len(steps))
+        for who, (steps, used_s) in zip(order, _round(order, folder / f"turns-{number}", round_s), strict=True):
+            step_s[who].append(median(steps))
+            cpu_s[who].append(used_s / len(steps))
     beyond = [(nodes / ranks - 1) * 100 for nodes, ranks in zip(step_s["nodes"], step_s["ranks"], strict=True)]
     return Row(
         name="a step in which a node may be lost, beyond one of torchrun's ranks",
@@ -104,10 +112,23 @@ def _error(beyond: Sequence[float]) -> str:
     return f", standard error {stdev(beyond) / math.sqrt(len(beyond)):.1f}" if len(beyond) > 1 else ""
 
 
+def _round(order: Sequence[str], folder: Path, seconds: float) -> list[tuple[list[float], float]]:
+    """Seconds of the steps of both jobs, and of the cores that they used. A round in which a node was lost is run once more."""
+    for number in range(_ATTEMPTS):
+        try:
+            with _job(order[0], folder / f"{number}-0") as one, _job(order[1], folder / f"{number}-1") as other:
+                _warm_up(one, other)
+                _in_turns(one, other, seconds)
+                return [(job.steps(), job.cpu_s) for job in (one, other)]
+        except NodeLostError as error:
+            progress(f"once more, as {error}")
+    raise NodeLostError(f"a node was lost in each of {_ATTEMPTS} rounds: run it again on a quieter machine")
+
+
 @contextmanager
 def _job(who: str, folder: Path) -> Iterator[Job]:
     """Whose trainers start."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     with ProcessGroup() as group:
         services = Services(group, folder)
         name = services.submit(who, 1)
@@ -120,14 +141,14 @@ def _job(who: str, folder: Path) -> Iterator[Job]:
 
 
 def _warm_up(one: Job, other: Job) -> None:
-    """Let each train a few steps, and forget those turns. Leaves both standing still."""
+    """Let each train a few steps, and forget those turns. Leaves both standing still. Raises NodeLostError."""
     for job in (one, other):
         job.signal(signal.SIGSTOP)
 
     def warm() -> bool:
         one.take_turn()
         other.take_turn()
-        return all(len(job.services.said("committed", job.name)) >= _WARM_STEPS for job in (one, other))
+        return one.is_warm() and other.is_warm()
 
     one.services.wait(warm, 2 * PATIENCE_S)
     for job in (one, other):
