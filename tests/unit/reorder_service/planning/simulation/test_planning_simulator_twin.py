@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.plan import Topology
@@ -64,17 +64,15 @@ def test_no_plan_beats_the_lower_bound(plan: tuple[Batch, Slots]) -> None:
     assert predicted.iteration_s >= predicted.lower_bound_s
 
 
-@settings(max_examples=120)
+@with_examples(120)
 @given(plans())
 def test_the_critical_path_leads_without_a_gap_from_the_start_of_the_step_to_its_end(plan: tuple[Batch, Slots]) -> None:
     batch, slots = plan
     actions, twin = timeline(Work.of(batch, slots)), Twin(batch, slots)
-    on_path = np.flatnonzero(actions.critical)
+    path = np.flatnonzero(actions.critical).tolist()
     keys = keys_of(actions)
-    # of equal times, the one that waits comes later; actions without length make such ties
-    path = sorted(on_path.tolist(), key=lambda a: (actions.end_s[a], actions.start_s[a]))
-    first = path[0]
-    assert actions.start_s[first] == twin.exchange_s(actions.stage[first])[0]
+    # not the one that ends first: a short action may end before a longer one that passed parts of its samples on to it
+    assert any(actions.start_s[a] == twin.exchange_s(actions.stage[a])[0] for a in path)
     over_s = [end_s + twin.exchange_s(stage)[1] for stage, end_s in zip(actions.stage, actions.end_s, strict=True)]
     assert max(over_s[a] for a in path) == max(over_s)
     for a in path:
