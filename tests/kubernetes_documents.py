@@ -8,8 +8,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
 from tests.kubernetes_schemas import CORE, CRDS, KINDS, POD_SPEC
 from tests.kustomization import Document
 
@@ -36,6 +34,8 @@ def faults(document: Document) -> list[str]:
 
 
 def _errors(schema: Document, value: Any) -> list[str]:
+    from jsonschema import Draft202012Validator  # takes seconds, for all that collect these tests
+
     return [
         f"{'/'.join(map(str, error.absolute_path))}: {error.message}" for error in Draft202012Validator(schema).iter_errors(value)
     ]

@@ -12,17 +12,18 @@ from typing import Any
 import yaml
 
 Document = dict[str, Any]
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in compiled code, where PyYAML has it: ten times as fast
 _READ = {"apiVersion", "kind", "resources", "configMapGenerator", "generatorOptions", "images", "patches"}
 
 
 def documents_of(path: Path) -> list[Document]:
     """Return the documents of one YAML file."""
-    return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
+    return [document for document in yaml.load_all(path.read_text(encoding="utf-8"), _Loader) if document]
 
 
 def kustomized(folder: Path) -> list[Document]:
     """Return all documents of a folder with a kustomization. Raises ValueError for what is not read here."""
-    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text(encoding="utf-8"))
+    [kustomization] = documents_of(folder / "kustomization.yaml")
     if unread := set(kustomization) - _READ:
         raise ValueError(f"{folder}: {', '.join(sorted(unread))} is not read by the tests")
     documents: list[Document] = []

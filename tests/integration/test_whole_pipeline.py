@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -25,15 +26,18 @@ COVERING = covering_cases(strength=2)
 KINDS_OF_EVERY_RUN = ("schedule", "precision", "activations", "head", "weights", "dropout", "sharing")
 
 
-def is_slow(number: int) -> bool:
-    """Unless the case has a choice of one of these kinds that none before has, the slow tests have it."""
-    case, before = COVERING[number], COVERING[:number]
-    return not any(all(getattr(case, kind) != getattr(other, kind) for other in before) for kind in KINDS_OF_EVERY_RUN)
+def in_every_run(cases: list[Case]) -> Iterator[bool]:
+    """Whether a case has a choice of one of these kinds that none before has; the slow tests have the others."""
+    seen: set[tuple[str, Any]] = set()
+    for case in cases:
+        choices = {(kind, getattr(case, kind)) for kind in KINDS_OF_EVERY_RUN}
+        yield not choices <= seen
+        seen |= choices
 
 
 CASES = [
-    pytest.param(case, transport, marks=pytest.mark.slow if is_slow(number) else (), id=f"{case}, {transport}")
-    for number, (case, transport) in enumerate(zip(COVERING, itertools.cycle(OPEN_END)))
+    pytest.param(case, transport, marks=() if is_first else pytest.mark.slow, id=f"{case}, {transport}")
+    for case, transport, is_first in zip(COVERING, itertools.cycle(OPEN_END), in_every_run(COVERING))
 ]
 
 

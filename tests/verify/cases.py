@@ -150,7 +150,7 @@ class Case:
         in_pieces = "tp_overlap" in DEGREES[self.degrees].get("llm", {})
         fits = not (cut and "encoder" in self.units) and not (in_pieces and self.schedule == ZERO_BUBBLE)
         fits = fits and not (self.degrees == "nested in pieces" and self.schedule == "interleaved")
-        return self.num_processes <= MOST_PROCESSES and fits and learns
+        return fits and learns and self.num_processes <= MOST_PROCESSES
 
     @property
     def num_processes(self) -> int:

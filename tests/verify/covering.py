@@ -22,11 +22,18 @@ def covering_cases(strength: int) -> list[Case]:
     Each case is made around choices that no earlier one has together, with the rest drawn at random, always in the same way.
     """
     rng, pipelines = random.Random(0), list(every_pipeline())
+    having = {
+        (kind, choice): [case for case in pipelines if getattr(case, kind) == choice]
+        for kind in PIPELINES
+        for choice in KINDS[kind]
+    }
     missing = dict.fromkeys(_all(strength))
     selection = []
     while missing:
         wanted = dict(next(iter(missing)))
-        fitting = [case for case in pipelines if all(getattr(case, kind) == wanted[kind] for kind in wanted.keys() & PIPELINES)]
+        of_pipeline = [(kind, choice) for kind, choice in wanted.items() if kind in PIPELINES]
+        fewest = min((having[choice] for choice in of_pipeline), key=len, default=pipelines)
+        fitting = [case for case in fewest if all(getattr(case, kind) == choice for kind, choice in of_pipeline)]
         if not fitting:  # these choices exclude each other
             del missing[tuple(wanted.items())]
             continue
