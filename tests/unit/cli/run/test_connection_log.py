@@ -132,7 +132,8 @@ CASES = [
 def test_who_is_turned_away_is_a_line(
     server: Server, papers: Path, port: int, reason: str, shown: str | None, says: bytes
 ) -> None:
-    folder, came, deadline = papers / shown if shown else None, set(), time.monotonic() + PATIENCE_S
+    came: set[int] = set()
+    folder, deadline = papers / shown if shown else None, time.monotonic() + PATIENCE_S
     while not came & server.refusals(f'"{reason}"').keys():  # of each reason a line a second at most
         assert time.monotonic() < deadline, server.lines
         came.add(call(server.ports[port], folder, says))
