@@ -53,6 +53,9 @@ class Call:
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return ()
 
+    def peer(self) -> str:
+        return "unix:"
+
 
 class World:
     """A reorder service and its clients, in the script's event loop."""

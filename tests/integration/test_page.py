@@ -30,6 +30,11 @@ def test_no_page_is_open_to_the_network_unasked(headrace, monkeypatch: pytest.Mo
     assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
     assert "--page 0.0.0.0:0 lets in whoever reaches it" in result.stderr
     assert "--allow-anyone" in result.stderr
+    monkeypatch.setenv(TOKEN, "a-token-without-papers")
+    result = headrace("reorder", "--listen", "127.0.0.1:0", "--page", "0.0.0.0:0")
+    assert (result.returncode, len(result.stderr.strip().splitlines())) == (2, 1), result.stderr
+    assert "--page 0.0.0.0:0 sends" in result.stderr
+    assert "--allow-plaintext" in result.stderr
 
 
 def test_a_job_is_seen_over_https_by_who_may_watch(

@@ -35,7 +35,7 @@ class AbortedError(Exception):
 
 
 class Context:
-    """grpc.aio.ServicerContext, of which handlers use `abort` and `invocation_metadata`."""
+    """grpc.aio.ServicerContext, of which handlers use `abort`, `invocation_metadata` and `peer`."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -46,6 +46,9 @@ class Context:
 
     def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
         return tuple(self.call._metadata or ())
+
+    def peer(self) -> str:
+        return "simulated"
 
 
 class Details:

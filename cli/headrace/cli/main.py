@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any, NoReturn
 
-# Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only.
+# Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only. What it
+# alone knows are connections that TLS turns away (headrace.cli.run.connection_log).
+if os.environ.get("HEADRACE_LOG_CONNECTIONS") and sys.argv[1:2] in (["reorder"], ["preprocessor"]):
+    os.environ |= {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

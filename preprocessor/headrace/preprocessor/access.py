@@ -82,6 +82,15 @@ def declared_roots() -> tuple[str, ...]:
     return tuple(root for root in _granted.roots if root != "/")
 
 
+class ForbiddenError(DatasetError):
+    """Raised for a path or URL that a job names and this process may not open on its behalf."""
+
+
+def is_forbidden(error: BaseException) -> bool:
+    """Whether an error is a ForbiddenError, or was raised because of one."""
+    return isinstance(error, ForbiddenError) or (error.__cause__ is not None and is_forbidden(error.__cause__))
+
+
 class IrregularError(Exception):
     """Raised for a path that is not a regular file but a folder, pipe, socket or device."""
 
@@ -91,20 +100,20 @@ class OutsideError(Exception):
 
 
 def check_url(url: str) -> None:
-    """Raise DatasetError if a URL may not be fetched."""
+    """Raise ForbiddenError if a URL may not be fetched."""
     if "::" in url or url.partition("://")[0] in _NEVER:
-        raise DatasetError(f"{url} chains protocols or holds references, which is not taken; name the files themselves")
+        raise ForbiddenError(f"{url} chains protocols or holds references, which is not taken; name the files themselves")
     leads_up = ".." in unquote(url).split("/")
     beginnings = _granted.urls
     if beginnings is not None and (leads_up or not any(f"{url}/".startswith(f"{one.rstrip('/')}/") for one in beginnings)):
         allowed = f"URLs there begin with {', '.join(beginnings)}" if beginnings else "it may fetch no URL"
-        raise DatasetError(f"{url} is not for this process to fetch: {allowed}; start the preprocessor with --allow-url PREFIX")
+        raise ForbiddenError(f"{url} is not for this process to fetch: {allowed}; start the preprocessor with --allow-url PREFIX")
     if not _granted.local_urls:
         _check_host(url)
 
 
 def _check_host(url: str) -> None:
-    """Raise DatasetError if a URL names loopback or what is on this machine's link.
+    """Raise ForbiddenError if a URL names loopback or what is on this machine's link.
 
     Names of web servers are looked up once, by whoever connects, who asks `check_address`; those of other servers here.
     """
@@ -120,25 +129,25 @@ def _check_host(url: str) -> None:
 
 
 def check_address(address: str) -> None:
-    """Raise DatasetError if nothing may be fetched from an IP address, since it is loopback or on this machine's link."""
+    """Raise ForbiddenError if nothing may be fetched from an IP address, since it is loopback or on this machine's link."""
     if not _granted.local_urls and is_local_address(address):
         raise _too_near("the URL's host is", address)
 
 
-def _too_near(what: str, address: str) -> DatasetError:
-    return DatasetError(
+def _too_near(what: str, address: str) -> ForbiddenError:
+    return ForbiddenError(
         f"{what} {address}, a loopback or link-local address, from which jobs may fetch nothing; serve the data from "
         "another host, or start the preprocessor with --allow-local-urls"
     )
 
 
 def check_redirection(url: str, location: str) -> None:
-    """Raise DatasetError if a server redirects `url` to a `location` that may not be fetched."""
+    """Raise ForbiddenError if a server redirects `url` to a `location` that may not be fetched."""
     check_url(urljoin(url, location))
 
 
 def check_path(path: str) -> None:
-    """Raise DatasetError if a local path or glob leads out of the folders that may be read, by links or by ".."."""
+    """Raise ForbiddenError if a local path or glob leads out of the folders that may be read, by links or by ".."."""
     fixed, magic = path, ""
     if not os.path.lexists(path) and (found := re.search(r"[*?\[]", path)):
         fixed, magic = os.path.dirname(path[: found.start()]), path[found.start() :]
@@ -147,13 +156,13 @@ def check_path(path: str) -> None:
 
 
 def open_local(path: str) -> BinaryIO:
-    """Open a local file. Raises DatasetError if it may not be read, OSError if it cannot be opened."""
+    """Open a local file. Raises ForbiddenError if it may not be read, OSError if it cannot be opened."""
     try:
         return open_inside(path, _granted.roots)
     except OutsideError as err:
         raise _outside(path) from err
     except IrregularError as err:
-        raise DatasetError(f"{path} is {err}; only regular files are read") from err
+        raise ForbiddenError(f"{path} is {err}; only regular files are read") from err
 
 
 def open_inside(path: str, roots: Sequence[str]) -> BinaryIO:
@@ -182,6 +191,6 @@ def _inside(path: str, roots: Sequence[str]) -> bool:
     return any(root == "/" or path == root or path.startswith(f"{root}/") for root in roots)
 
 
-def _outside(path: str) -> DatasetError:
+def _outside(path: str) -> ForbiddenError:
     allowed = f"it may read below {', '.join(_granted.roots)}" if _granted.roots else "it may read no local file"
-    return DatasetError(f"{path} is not for this process to read: {allowed}; start the preprocessor with --data-root DIR")
+    return ForbiddenError(f"{path} is not for this process to read: {allowed}; start the preprocessor with --data-root DIR")

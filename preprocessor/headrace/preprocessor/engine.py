@@ -42,6 +42,7 @@ from headrace.message_codec import (
 )
 from headrace.observability import metrics, tracing
 from headrace.observability.logs import pairs
+from headrace.preprocessor.access import is_forbidden
 from headrace.preprocessor.decoding import LoadedPart, LoadedSample
 from headrace.preprocessor.job_work import JobWork
 from headrace.preprocessor.known_jobs import KnownJobs
@@ -226,7 +227,13 @@ class Engine:
         try:
             await work(order)
         except Exception as err:
+            self._note_if_forbidden(order.job, err)
             self._reports.failed(order.lease, err)
+
+    def _note_if_forbidden(self, job: str, error: Exception) -> None:
+        """Log what a job may not have opened here. Who submitted it, the reorder service's log says."""
+        if is_forbidden(error):
+            log.warning("refused to open %s", pairs(job=job, reorder=self._reorder, reason=error))
 
     async def _list(self, order: fleet_pb2.ListShards) -> None:
         job = self._jobs[order.job]
@@ -329,6 +336,7 @@ class Engine:
             yield
         except Exception as err:
             self._store.abandon(entry)
+            self._note_if_forbidden(entry.job, err)
             self._reports.part_failed(entry.lease, err)
 
     def _read(self, job: JobWork, entry: Entry) -> LoadedPart:

@@ -118,8 +118,9 @@ class ReorderService:
             await self.store.fatal_jobs.reset_counts()
         self.fleet.dismiss_all()
 
-    async def submit(self, spec_json: str) -> JobRun:
-        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
+    async def submit(self, spec_json: str, *, peer: str = "") -> JobRun:
+        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed. `peer`: who does,
+        for the log; empty: this process itself.
 
         Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
         ConflictError where the name belongs to a job with another spec or to one whose record cannot be read, and LimitError
@@ -136,7 +137,8 @@ class ReorderService:
             if await self.store.create_job(spec.name, spec.to_json(), spec.to_peer_json()):
                 self.set_aside.pop(spec.name, None)
                 await self._drop_lost(spec.name)
-                log.info("submitted %s", pairs(job=spec.name, strategy=spec.strategy, global_batch=spec.global_batch))
+                of = {"job": spec.name, "strategy": spec.strategy, "global_batch": spec.global_batch, "peer": peer or None}
+                log.info("submitted %s", pairs(**of))
             elif spec.name in self.set_aside:
                 raise ConflictError(self.set_aside[spec.name])
             # An interrupted submission may have left the job in the store only.

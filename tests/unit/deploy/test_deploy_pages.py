@@ -16,14 +16,16 @@ from tests.kubernetes_documents import ROOT, pod_specs
 from tests.kustomization import kustomized
 
 PAGES = [ROOT / "docs" / name for name in ("kubernetes.md", "slurm.md", "skypilot.md")]
-PARSED = [*PAGES, *(ROOT / "docs" / name for name in ("compose.md", "scaling.md", "security.md"))]
+PARSED = [*PAGES, *(ROOT / "docs" / name for name in ("compose.md", "page.md", "ray.md", "scaling.md", "security.md"))]
 SCRIPT = ROOT / "deploy" / "slurm" / "headrace.sbatch"
 GROUP = ROOT / "deploy" / "skypilot" / "headrace.yaml"
 _END = re.compile(r"\s*(?:[|&;)>]|2>|<|$)")
 
 
 def _blocks(page: Path) -> str:
-    return "\n".join(re.findall(r"^    (.*)$", page.read_text(), re.MULTILINE))
+    text = page.read_text()
+    fenced = re.findall(r"^```\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*re.findall(r"^    (.*)$", text, re.MULTILINE), *fenced])
 
 
 def _texts() -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ import yaml
 
 from headrace.cli.main import _parse
 from headrace.cli.run.preprocessor import flight_port
+from headrace.cluster_token import is_loopback
 from tests.kubernetes_documents import BASE, ROOT, containers, pod_specs
 from tests.kustomization import kustomized
 
@@ -60,6 +61,17 @@ def test_the_network_policies_of_kubernetes_let_trainers_through_to_both() -> No
         for port in rule.get("ports", [])
     }
     assert {LISTEN, FLIGHT} <= opened
+
+
+def test_no_network_policy_opens_the_web_page_which_listens_on_the_loopback_of_its_pod() -> None:
+    documents = kustomized(BASE)
+    (reorder,) = [one for one in documents if one["kind"] == "StatefulSet" and one["metadata"]["name"] == "headrace-reorder"]
+    (pod,) = pod_specs(reorder)
+    host, _, port = _parse(pod["containers"][0]["args"]).page.rpartition(":")
+    assert is_loopback(f"{host}:{port}")
+    policies = [document for document in documents if document["kind"] == "NetworkPolicy"]
+    rules = [rule for policy in policies for rule in policy["spec"].get("ingress", []) if "ports" in rule]
+    assert not any(one["port"] <= int(port) <= one.get("endPort", one["port"]) for rule in rules for one in rule["ports"])
 
 
 def test_the_page_lists_them() -> None:

@@ -36,7 +36,9 @@ async def test_no_more_jobs_are_begun_than_are_taken(tmp_path: Path, caplog: pyt
                 await leader.submit(jobs_pb2.SubmitRequest(spec_json=spec).SerializeToString())
             assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-        assert sum('reason="too many jobs"' in line for line in lines) >= 1
+        (line, *_) = [line for line in lines if 'reason="too many jobs"' in line]
+        assert "method=/headrace.v1.Jobs/Submit peer=ipv4:127.0.0.1:" in line
+        assert await service.store.jobs() == ["a", "b"]
 
         await service.cancel_with_evaluations("a")
         await submit(service, name="c", join=False)

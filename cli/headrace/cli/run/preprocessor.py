@@ -133,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
         return drive(args, settings, REORDER_TIMEOUT_S)
     from headrace import rpc
+    from headrace.cli.run.connection_log import connections_logged
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import await_token_file, check_exposure, cluster_token
     from headrace.errors import UserError
@@ -163,26 +164,27 @@ def run(args: argparse.Namespace) -> int:
     from headrace.preprocessor.server import serve  # takes three seconds, which a wrong argument need not wait for
     from headrace.preprocessor.sources.cache import ShardCache, default_cache
 
-    rpc.await_reorder_service(args.endpoint, REORDER_TIMEOUT_S)
-    cache_bytes = args.cache_gib << 30
-    service = serve(
-        listen=args.listen,
-        reorder=args.endpoint,
-        advertise=args.advertise,
-        threads=args.threads,
-        budget_bytes=args.budget_mib << 20,
-        decode_bytes=decode_mib << 20,
-        access=allowed,
-        cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
-        token=token,
-        tokens=tokens,
-        with_checksum=args.checksum,
-        flight_port=flight_port(args.listen) if args.flight_port is None else args.flight_port,
-        identity=identity,
-        with_ucx=args.ucx,
-        metrics_listen=args.metrics,
-    )
-    return run_service("preprocessor", service, args.log_format)
+    with connections_logged():
+        rpc.await_reorder_service(args.endpoint, REORDER_TIMEOUT_S)
+        cache_bytes = args.cache_gib << 30
+        service = serve(
+            listen=args.listen,
+            reorder=args.endpoint,
+            advertise=args.advertise,
+            threads=args.threads,
+            budget_bytes=args.budget_mib << 20,
+            decode_bytes=decode_mib << 20,
+            access=allowed,
+            cache=ShardCache(args.cache, cache_bytes) if args.cache else default_cache(cache_bytes),
+            token=token,
+            tokens=tokens,
+            with_checksum=args.checksum,
+            flight_port=flight_port(args.listen) if args.flight_port is None else args.flight_port,
+            identity=identity,
+            with_ucx=args.ucx,
+            metrics_listen=args.metrics,
+        )
+        return run_service("preprocessor", service, args.log_format)
 
 
 def flight_port(listen: str) -> int:

@@ -80,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the reorder service until it is interrupted."""
+    from headrace.cli.run.connection_log import connections_logged
     from headrace.cli.run.memory import usable_memory
     from headrace.cli.run.serve import run_service
     from headrace.cluster_token import TOKEN, TOKEN_FILE, check_exposure, cluster_token, make_token_file
@@ -122,4 +123,5 @@ def run(args: argparse.Namespace) -> int:
         max_jobs=args.max_jobs,
         calls_per_s=args.max_calls_per_s,
     )
-    return run_service("reorder", serving, args.log_format)
+    with connections_logged():
+        return run_service("reorder", serving, args.log_format)

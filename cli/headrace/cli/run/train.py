@@ -168,6 +168,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from headrace.cli.run.node_processes import own_process, processes_in, run_node
+    from headrace.cli.run.trainjob_progress import progress_told
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
@@ -228,7 +229,8 @@ def run(args: argparse.Namespace) -> int:
             words = "nothing is left to train, and this is its summary; give it another name to train again"
             print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
-        with metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER), tracing.exported("trainer"):
+        exported = metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER)
+        with exported, tracing.exported("trainer"), progress_told(args.endpoint, job):
             options: dict[str, Any] = {
                 "job": job,
                 "model_name": args.model or "",

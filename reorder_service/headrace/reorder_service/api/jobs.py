@@ -42,7 +42,7 @@ class JobsServicer(jobs_pb2_grpc.JobsServicer):
     @unary_method
     async def Submit(self, request: jobs_pb2.SubmitRequest, context: grpc.aio.ServicerContext) -> jobs_pb2.SubmitReply:
         try:
-            run = await self._leadership.service.submit(request.spec_json)
+            run = await self._leadership.service.submit(request.spec_json, peer=context.peer())
         except LimitError:
             self._refusals.note(Reason.TOO_MANY_JOBS, "/headrace.v1.Jobs/Submit", context)
             raise

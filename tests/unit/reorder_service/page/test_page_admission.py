@@ -55,20 +55,26 @@ def test_a_token_of_a_role_that_may_watch_is_let_in(tmp_path: Path, caplog: pyte
     assert "has=preprocess takes=watch" in caplog.text
 
 
-def test_a_host_that_asks_too_often_is_told_to_wait() -> None:
+def test_a_host_that_asks_too_often_is_told_to_wait(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
     admission = PageAdmission("", None, calls_per_s=2, any_host=False, now_s=lambda: now_s)
     assert [ask(admission) is None for _ in range(3)] == [True, True, False]
     status, sentence = told(ask(admission))
     assert (status, "2 requests a second of one host" in sentence) == (429, True)
+    assert [record.getMessage().partition(" release")[0] for record in caplog.records] == [
+        'refused a call method="GET /api/jobs" peer=ipv4:10.0.0.7:51234 reason="too many calls"'
+    ]
     now_s = 1.0
     assert ask(admission) is None
 
 
-def test_without_a_token_no_other_sites_scripts_are_answered() -> None:
+def test_without_a_token_no_other_sites_scripts_are_answered(caplog: pytest.LogCaptureFixture) -> None:
     admission = PageAdmission("", None, calls_per_s=math.inf, any_host=False)
     status, sentence = told(ask(admission, host="rebound.example:7080"))
     assert (status, "this request names 'rebound.example:7080'" in sentence) == (403, True)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert 'peer=ipv4:10.0.0.7:51234 reason="foreign host"' in line
+    assert "host=rebound.example:7080" in line
     assert ask(PageAdmission("", None, calls_per_s=math.inf, any_host=True), host="headrace.example") is None
     names = ["", "localhost", "localhost:7080", "127.0.0.1:7080", "[::1]:7080", "[::1]", "10.0.0.7", "a.localhost", "x:1", "[x"]
     assert [is_own_name(name) for name in names] == [True] * 7 + [False] * 3
