@@ -191,7 +191,7 @@ bench-deployment: setup  ## measure hosts (network namespaces, a quarter of a co
 bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 256 light preprocessors, and over 100,000 jobs (five minutes)
 	@$(BIN)/python -m benchmarks.scale
 
-bench-page: setup  ## measure what fifty viewers of the web page cost the reorder service: leave the machine alone meanwhile (six minutes)
+bench-page: setup $(VENV)/.browser  ## measure what fifty viewers of the web page cost, and how soon it is painted: leave the machine alone meanwhile (six minutes)
 	@$(BIN)/python -m benchmarks.page
 
 bench-ray: setup  ## measure preprocessors on a Ray cluster: waits after a killed node, delivery beside plain processes and Ray Data (ten minutes)

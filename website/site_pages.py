@@ -34,11 +34,18 @@ REFERENCES = {
     "reference/python.md": python_reference.page,
 }
 """Places of the pages that are made from the code -> what makes them."""
+BESIDE = {
+    "icon.svg": ROOT / "reorder_service/headrace/reorder_service/page/static/icon.svg",
+    "site.css": Path(__file__).parent / "site.css",
+}
+"""Places of files that every page loads (mkdocs.yml) -> where they are."""
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sbatch": "bash", ".proto": "protobuf"}
 SHOWN_AS_THEY_ARE = (".json", ".csv", ".png")
 """Files that browsers show themselves; others are shown on a page."""
 _LINK = re.compile(r"(?<=\]\()(?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?(?=\))")
 _GROUP = re.compile(r"^\*\*(.+?)\.?\*\* (.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+_FILE_NAME = re.compile(r"\[([\w-]+)\.md\]\(")
+"""A link by the name of a page's file, which the site does not have."""
 _TARGET = re.compile(r"\[([^\]]+)\]\(([^)#\s]+)\)")
 
 
@@ -63,11 +70,12 @@ def collect() -> Site:
     pages = {place(path): for_python_markdown(_relinked(path, written[place(path)], found)) for path in sources}
     for reference, make in REFERENCES.items():
         pages[reference] = make()
+    pages[place(INDEX)] = _FILE_NAME.sub(r"[\1](", pages[place(INDEX)])
     groups["Look up"] = {title(pages[reference]): reference for reference in REFERENCES}
     beside = found - set(sources)
     shown = {path for path in beside if not path.endswith(SHOWN_AS_THEY_ARE)}
     pages |= {place(path): _shown(path, found | set(sources)) for path in sorted(shown)}
-    return Site(pages=pages, files={place(path): ROOT / path for path in sorted(beside - shown)}, navigation=groups)
+    return Site(pages=pages, files=BESIDE | {place(path): ROOT / path for path in sorted(beside - shown)}, navigation=groups)
 
 
 def place(path: str) -> str:

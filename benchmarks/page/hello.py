@@ -1,4 +1,4 @@
-"""`python -m benchmarks.page.hello`: a server of aiohttp that answers every path with a word, as little as it can do.
+"""`python -m benchmarks.page.hello`: a server of aiohttp that answers every path with a page of one word, as little as it can do.
 
 Prints the URL that it listens at.
 """
@@ -9,10 +9,12 @@ import asyncio
 
 from aiohttp import web
 
+PAGE = '<!doctype html><html lang="en"><title>hello</title><p>hello'
+
 
 async def hello(_request: web.Request) -> web.Response:
-    """Answer a word."""
-    return web.Response(text="hello", headers={"ETag": '"hello"'})
+    """Answer a page."""
+    return web.Response(text=PAGE, content_type="text/html")
 
 
 async def main() -> None:

@@ -1,26 +1,26 @@
-"""A small server that has the page's files and recorded answers of a reorder service, and can fall silent or ask for a token."""
+"""The page's own server in front of recorded answers of a reorder service; it can fall silent or ask for a token."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import hashlib
 import json
-import mimetypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
-from headrace.reorder_service.page.static_files import STATIC, static_answers
-from tests.http_site import serving
+from aiohttp import web
+
+from headrace.errors import NotFoundError, UnavailableError
+from headrace.reorder_service.page.answers import Answer
+from headrace.reorder_service.page.page_admission import PageAdmission
+from headrace.reorder_service.page.page_server import Page
 
 ROOT = Path(__file__).parents[2]
 STATES = ROOT / "tests" / "data" / "page"
-POLICY = static_answers()["/"].headers["Content-Security-Policy"]
+PATIENCE_S = 60.0
 
 
 @dataclass
@@ -30,17 +30,22 @@ class Service:
     documents: dict[str, Any] = field(default_factory=dict)
     """By path without its query, what the service answers."""
     silent: bool = False
-    """Whether it breaks every connection off."""
-    token: str = ""
-    """The only one that is let in; empty: all are."""
-    unchanged: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    """Counts the answers that were not sent because they are known."""
+    """Whether it breaks off what it was asked, and what it is asked."""
+    asked: list[str] = field(default_factory=list)
+    """The path of each request below /api/, in the order in which they came."""
     url: str = ""
+    page: Page | None = None
 
     @property
     def job(self) -> dict[str, Any]:
         """The first job's document."""
         return next(body for path, body in self.documents.items() if path.count("/") == 2)
+
+    @property
+    def num_viewers(self) -> int:
+        """How many pages are told what changes."""
+        assert self.page is not None, "the server runs"
+        return self.page.views.num_viewers
 
 
 def state(name: str) -> dict[str, Any]:
@@ -49,66 +54,88 @@ def state(name: str) -> dict[str, Any]:
     return found
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Recorded:
+    """The documents of a service as the figures of a page."""
 
-    def __init__(self, *args: Any, service: Service) -> None:
+    def __init__(self, service: Service) -> None:
         self._service = service
-        super().__init__(*args)
 
-    def do_GET(self) -> None:
-        path = unquote(self.path.partition("?")[0]).lstrip("/")
-        if self._service.silent and path.startswith("api/"):
-            self.close_connection = True
-            return
-        if path.startswith("api/"):
-            self._api(path)
-        else:
-            self._file(STATIC / (path.removeprefix("static/") or "index.html"))
+    async def service(self) -> Answer:
+        return self._answer("api/service")
 
-    def _api(self, path: str) -> None:
-        service = self._service
-        if service.token and self.headers.get("Authorization") != f"Bearer {service.token}":
-            given = "The token is not one of this service" if "Authorization" in self.headers else "A token is asked for"
-            self._send(401, json.dumps({"error": f"{given}: take one that `headrace certificates` wrote."}).encode())
-        elif path in service.documents:
-            self._send(200, json.dumps(service.documents[path]).encode())
-        elif path.count("/") < 2:
-            self._send(409, json.dumps({"error": "this service stands by: /api/service says who leads"}).encode())
-        else:
-            sentence = f"no job is called {path.split('/')[2]}: `headrace job list` has their names"
-            self._send(404, json.dumps({"error": sentence}).encode())
+    async def jobs(self) -> Answer:
+        return self._answer("api/jobs")
 
-    def _file(self, path: Path) -> None:
-        if path.is_file():
-            self._send(200, path.read_bytes(), mimetypes.guess_type(path)[0] or "application/octet-stream")
-        else:
-            self._send(404, b"")
+    async def job(self, name: str) -> Answer:
+        return self._answer(f"api/jobs/{name}")
 
-    def _send(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        etag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
-        if status == 200 and self.headers.get("If-None-Match") == etag:
-            self._service.unchanged.release()
-            status, body = 304, b""
-        self.send_response(status)
-        for name, value in {
-            "Content-Type": kind,
-            "Content-Length": str(len(body)),
-            "ETag": etag,
-            "Content-Security-Policy": POLICY,
-            "X-Content-Type-Options": "nosniff",
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(body)
+    async def steps(self, name: str, _query: Mapping[str, str]) -> Answer:
+        return self._answer(f"api/jobs/{name}/steps")
 
-    def log_message(self, format: str, *args: object) -> None:
+    async def timeline(self, name: str, _query: Mapping[str, str]) -> Answer:
+        return self._answer(f"api/jobs/{name}/timeline")
+
+    async def quarantine(self, name: str, _query: Mapping[str, str]) -> Answer:
+        return self._answer(f"api/jobs/{name}/quarantine")
+
+    def close(self) -> None:
         pass
+
+    def _answer(self, path: str) -> Answer:
+        if path in self._service.documents:
+            return Answer.of_value(self._service.documents[path])
+        if path.count("/") < 2:
+            raise UnavailableError("this service stands by: /api/service says who leads")
+        raise NotFoundError(f"no job is called {path.split('/')[2]}: `headrace job list` has their names")
 
 
 @contextlib.contextmanager
-def canned_service(name: str = "running") -> Iterator[Service]:
-    """A server in a state, during the block."""
+def canned_service(name: str = "running", *, token: str = "") -> Iterator[Service]:
+    """A server in a state, during the block, in an event loop and a thread of its own. `token`: the only one that is let in."""
     service = Service(documents=state(name))
-    with serving(partial(_Handler, service=service)) as service.url:
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
+    ended = asyncio.Event()
+    thread = threading.Thread(target=loop.run_until_complete, args=(_serve(service, token, started, ended),))
+    thread.start()
+    try:
+        assert started.wait(PATIENCE_S), "the server has not started"
         yield service
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+async def _serve(service: Service, token: str, started: threading.Event, ended: asyncio.Event) -> None:
+    page = service.page = Page(PageAdmission(token, None, calls_per_s=float("inf"), any_host=False), _Recorded(service))
+
+    told = set[asyncio.Transport]()
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        connection = request.transport
+        if connection is None or not request.path.startswith("/api/"):
+            return await page.handle(request)
+        service.asked.append(request.path_qs)
+        if service.silent:
+            connection.abort()
+            return web.Response()
+        told.add(connection)
+        try:
+            return await page.handle(request)
+        finally:
+            told.discard(connection)
+
+    server = web.Server(handle, access_log=None, handler_cancellation=True)
+    listening = await asyncio.get_running_loop().create_server(server, "127.0.0.1", 0)
+    service.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    started.set()
+    while not ended.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), 0.05)
+        for connection in told if service.silent else ():
+            connection.abort()
+    listening.close()
+    page.views.end()
+    await server.shutdown(0.2)
+    await page.answers.close()

@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from headrace.reorder_service.page.static_files import STATIC
-from tests.page.browser import PATIENCE_S, Browser, Look, Page
+from tests.page.browser import Browser, Look, Page
 from tests.page.canned_service import Service, canned_service
 
 pytestmark = pytest.mark.integration
@@ -113,29 +113,22 @@ def test_a_change_of_state_is_announced_and_what_moves_is_not(browser: Browser, 
         shows(page, "1,000 of 1,000 steps")
 
 
-def test_a_token_is_asked_for_and_kept_for_the_tab(browser: Browser, service: Service, checks: str) -> None:
-    service.token = "let-me-in"
-    with browser.page(LOOKS["phone"]) as page:
+def test_a_token_is_asked_for_and_kept_for_the_tab(browser: Browser, checks: str) -> None:
+    with canned_service(token="let-me-in") as service, browser.page(LOOKS["phone"]) as page:
         page.open(service.url)
-        shows(page, "A token is asked for")
+        shows(page, "the request brought none")
         sound(page, checks)
-        for typed, words in (("wrong", "The token is not one of this service"), ("let-me-in", "web-and-charts")):
+        for typed, words in (("wrong", "the request brought another one"), ("let-me-in", "web-and-charts")):
             page.evaluate("document.getElementById('token').value = ''; document.getElementById('token').focus()")
             page.type(typed)
             page.press("Enter")
             shows(page, words)
         assert page.evaluate("localStorage.length") == 0
+        assert not any("let-me-in" in path for path in service.asked)
         page.open(f"{service.url}/?again")
         shows(page, "web-and-charts")
         page.evaluate("document.getElementById('forget').click()")
-        shows(page, "A token is asked for")
-
-
-def test_what_has_not_changed_is_not_sent_again(browser: Browser, service: Service) -> None:
-    with browser.page(LOOKS["light"]) as page:
-        page.open(f"{service.url}/{RUNNING}/timeline")
-        shows(page, "Step 419 as run")
-        assert all(service.unchanged.acquire(timeout=PATIENCE_S) for _ in range(3))
+        shows(page, "the request brought none")
 
 
 def test_a_job_that_is_not_there_is_one_sentence(browser: Browser, service: Service, checks: str) -> None:

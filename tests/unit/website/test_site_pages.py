@@ -35,6 +35,12 @@ def test_titles_differ_within_a_group_and_are_no_file_names(site: Site) -> None:
         assert [one for one in titles if one.endswith(".md") or one.isupper()] == []
 
 
+def test_the_list_of_pages_names_no_files(site: Site) -> None:
+    listed = dict(re.findall(r"\[([^\]]+)\]\(([^)#]+)\)", site.pages[place(INDEX)]))
+    assert [words for words in listed if words.endswith(".md")] == []
+    assert (listed["several-machines"], listed["who has a cluster"]) == ("several-machines.md", "tutorials/operator.md")
+
+
 def test_no_link_leads_nowhere(site: Site) -> None:
     names = {at: anchors(text) for at, text in site.pages.items()}
     dead, seen = [], 0

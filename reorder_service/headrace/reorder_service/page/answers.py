@@ -26,7 +26,7 @@ JSON = "application/json"
 _PIECE = 100  # entries of a list that are encoded at a time: no other thread has a turn meanwhile, for some tenths of a ms
 
 # No other site's page can embed an answer or have it read as something else. A dozen headers would take a request's time again.
-_HEADERS = {
+ANSWER_HEADERS = {
     "Cache-Control": "no-cache",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Server": "headrace",
@@ -47,7 +47,7 @@ class Answer:
     def of(cls, body: bytes, content_type: str, status: int = 200, more: Mapping[str, str] = _NO_HEADERS) -> Answer:
         """Return an answer that a client keeps and asks about with its ETag. `more`: further headers."""
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        return cls(status, body, {"Content-Type": content_type, "ETag": etag, **_HEADERS, **more})
+        return cls(status, body, {"Content-Type": content_type, "ETag": etag, **ANSWER_HEADERS, **more})
 
     @classmethod
     def of_value(cls, value: Any, status: int = 200, more: Mapping[str, str] = _NO_HEADERS) -> Answer:

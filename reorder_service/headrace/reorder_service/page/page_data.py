@@ -78,7 +78,7 @@ class PageData:
     async def service(self) -> Answer:
         """Tell of the service, also where it stands by or is starting."""
         leader = (self._leadership.leader or " ").split(" ")[0] or None
-        about: dict[str, Any] = {"version": release(), "endpoint": self._endpoint, "leader": leader, "now": round(time.time(), 3)}
+        about: dict[str, Any] = {"version": release(), "endpoint": self._endpoint, "leader": leader}
         try:
             service = self._leadership.service
         except UnavailableError as err:
@@ -97,8 +97,10 @@ class PageData:
         statuses = await listed_statuses(self._leadership, shown, preprocessor_statuses(service))
         self._looks = {status.job: self._looks.get(status.job, Looks()) for status in statuses}
         looks = [self._look_at(status) for status in statuses]
-        about = {"now": round(time.time(), 3), "left_out": len(names) - len(shown)}
-        return await self._in_thread(lambda: Answer.of_value(about | {"jobs": [listed_view(of_job) for of_job in looks]}))
+        left_out = len(names) - len(shown)
+        return await self._in_thread(
+            lambda: Answer.of_value({"left_out": left_out, "jobs": [listed_view(of_job) for of_job in looks]})
+        )
 
     async def job(self, name: str) -> Answer:
         """Tell of one job. Raises NotFoundError where there is none, ConflictError where its record cannot be read."""
@@ -108,8 +110,7 @@ class PageData:
         units = {rank: session.unit for rank, session in run.sessions.by_rank.items() if session.replicas is not None}
         (note,) = await service.store.finished.read([name])
         ended_s = note.ended_s if run.cursor.is_over else None
-        about = {"now": round(time.time(), 3)}
-        return await self._in_thread(lambda: Answer.of_value(about | job_view(looks, units=units, ended_s=ended_s)))
+        return await self._in_thread(lambda: Answer.of_value(job_view(looks, units=units, ended_s=ended_s)))
 
     async def steps(self, name: str, query: Mapping[str, str]) -> Answer:
         """Tell of the latest committed steps, `last` of them. Raises as `job`, and UserError for another query."""

@@ -120,6 +120,7 @@ REFUSED = [
     ("/api/jobs/job/quarantine?count=-1", 400, "?count= takes a whole number from 1 to 1000, got '-1'"),
     ("/api/jobs/job/plans", 404, "there is no such path: /api has service, jobs, jobs/NAME"),
     ("/api/", 404, "there is no such path"),
+    ("/api/watch", 400, "/api/watch takes one to 4 paths below /api/"),
     ("/static/../page_server.py", 404, "the page has no file"),
     ("/static/%2e%2e/page_server.py", 404, "the page has no file"),
     ("/metrics", 404, "the page has no file '/metrics': open /"),
@@ -145,6 +146,46 @@ async def test_the_files_of_the_page(monkeypatch: pytest.MonkeyPatch, tmp_path: 
                 )
 
 
+async def test_who_watches_is_told_what_changes_until_the_job_is_done(service: ReorderService) -> None:
+    run, told = service.jobs["job"], list[dict[str, Any]]()
+    path = "/api/watch?ask=jobs/job&ask=jobs/job/steps%3Flast%3D2&ask=jobs/job/plans"
+    async with page(service) as session, session.get(path) as reply:
+        assert (reply.status, reply.content_type, reply.headers["Cache-Control"]) == (200, "application/x-ndjson", "no-store")
+        async for line in reply.content:
+            told += [json.loads(line)] if line.strip() else []
+            if len(told) == 1:
+                await consume(run, run.open_session(0, 1))
+            if told[-1].get("jobs/job", {"body": {"state": ""}})["body"]["state"] == "done":
+                break
+    assert {name: part["status"] for name, part in told[0].items()} == {
+        "jobs/job": 200,
+        "jobs/job/steps?last=2": 200,
+        "jobs/job/plans": 404,
+    }
+    assert told[0]["jobs/job"]["body"]["committed_steps"] == 3
+    assert [one["jobs/job/steps?last=2"]["body"]["first_step"] for one in told if "jobs/job/steps?last=2" in one][-1] == 4
+    assert all("jobs/job/plans" not in one for one in told[1:])
+
+
+async def test_watching_ends_after_a_while_and_has_a_bound(service: ReorderService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_server, "WATCH_S", 0.1)
+    async with page(service) as session:
+        async with session.get("/api/watch?ask=service") as reply:
+            assert json.loads((await reply.read()).splitlines()[0])["service"]["status"] == 200
+        async with session.head("/api/watch?ask=service") as head:
+            assert (head.status, head.content_type) == (200, "application/x-ndjson")
+        monkeypatch.setattr(page_server, "MOST_VIEWERS", 0)
+        assert "this service tells 0 pages what changes" in (await get(session, "/api/watch?ask=service", 429))["error"]
+
+
+async def test_a_service_that_stops_does_not_wait_for_those_who_watch(service: ReorderService) -> None:
+    async with contextlib.AsyncExitStack() as watching:
+        async with page(service) as session:
+            reply = await watching.enter_async_context(session.get("/api/watch?ask=service"))
+            await reply.content.readline()
+        await until(lambda: not any(task.get_name() == "page view" for task in asyncio.all_tasks()))
+
+
 async def test_a_standby_says_who_leads() -> None:
     async with page() as session:
         about = await get(session, "/api/service")
@@ -156,7 +197,8 @@ async def test_a_standby_says_who_leads() -> None:
 async def test_a_service_with_a_token_asks_for_it_and_is_only_read() -> None:
     token = "a-token-of-the-cluster"
     async with page(token=token) as session:
-        assert "send `Authorization: Bearer TOKEN`" in (await get(session, "/api/service", 401))["error"]
+        for path in ("/api/service", "/api/watch?ask=service", f"/api/watch?ask=service&token={token}"):
+            assert "send `Authorization: Bearer TOKEN`" in (await get(session, path, 401))["error"]
         assert not (await get(session, "/api/service", headers={"Authorization": f"Bearer {token}"}))["leading"]
         async with session.post("/api/jobs", data=b"{}") as reply:
             assert (reply.status, reply.headers["Allow"]) == (405, "GET, HEAD")

@@ -7,7 +7,7 @@ const exact = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const calendar = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 
-const known = (write) => (value, ...rest) => (value === null || value === undefined ? NOT_MEASURED : write(value, ...rest));
+const known = (write) => (value) => (value === null || value === undefined ? NOT_MEASURED : write(value));
 
 /** 1,234 */
 export const count = known((value) => whole.format(value));
@@ -45,9 +45,9 @@ export const bytes = known((value) => {
   return `${figure(value / 1024 ** power)} ${names[power]}`;
 });
 
-/** The time of day of a Unix time, with its date where that is not the date of `now`. */
-export const time = known((value, now = value) => {
-  const [at, today] = [new Date(value * 1000), new Date(now * 1000)];
+/** The time of day of a Unix time, with its date where that is not today's. */
+export const time = known((value) => {
+  const [at, today] = [new Date(value * 1000), new Date()];
   return (at.toDateString() === today.toDateString() ? clock : calendar).format(at);
 });
 

@@ -17,7 +17,7 @@ export function jobView(state) {
   const { tab } = state.route;
   return [
     h("nav", { class: "crumbs", "aria-label": "Way back" }, h("a", { href: "#/" }, "Jobs")),
-    h("div", { class: "title" }, h("h1", null, job.job), badge(job.state), h("p", { class: "quiet" }, dates(job, state.answers.service?.now))),
+    h("div", { class: "title" }, h("h1", null, job.job), badge(job.state), h("p", { class: "quiet" }, dates(job))),
     finding(job),
     job.state === "failed" && job.message && !job.finding.includes(job.message) && h("p", null, prose(job.message)),
     job.warning && h("p", { class: "finding warn" }, prose(job.warning)),
@@ -43,9 +43,9 @@ function refusalOf(state, tab) {
   return tab in state.answers ? null : hint("Asking the service.");
 }
 
-function dates(job, now) {
-  const parts = job.started ? [`started ${time(job.started, now)}`] : [];
-  if (job.ended) parts.push(`ended ${time(job.ended, now)}`);
+function dates(job) {
+  const parts = job.started ? [`started ${time(job.started)}`] : [];
+  if (job.ended) parts.push(`ended ${time(job.ended)}`);
   if (job.generation > 1) parts.push(`generation ${count(job.generation)}`);
   return parts.join(", ");
 }

@@ -28,18 +28,18 @@ function points(difference) {
 }
 
 export function ranksTab(state) {
-  const { job, service } = state.answers;
+  const { job } = state.answers;
   return [
     section("Ranks", job.ranks.length ? ranksTable(job) : hint("No trainer is connected.")),
     job.nodes.length > 0 && section("Nodes", h("ul", { class: "nodes" }, job.nodes.map(node))),
     (job.nodes.length > 0 || job.recoveries.length > 0) && section("Recoveries", job.recoveries.length
-      ? h("ol", { class: "recoveries" }, job.recoveries.map((one) => h("li", null, h("b", null, `step ${count(one.step)}`), h("span", { class: "quiet" }, when(one, service?.now)), h("span", null, prose(one.sentence)))))
+      ? h("ol", { class: "recoveries" }, job.recoveries.map((one) => h("li", null, h("b", null, `step ${count(one.step)}`), h("span", { class: "quiet" }, when(one)), h("span", null, prose(one.sentence)))))
       : hint("Nothing was lost so far.")),
   ];
 }
 
-function when(one, now) {
-  return [one.when && time(one.when, now), one.took_s && `after ${seconds(one.took_s)}`].filter(Boolean).join(", ");
+function when(one) {
+  return [one.when && time(one.when), one.took_s && `after ${seconds(one.took_s)}`].filter(Boolean).join(", ");
 }
 
 function ranksTable(job) {
@@ -60,7 +60,7 @@ function node({ node: name, state, host }) {
 }
 
 export function quarantineTab(state) {
-  const { quarantine, job, service } = state.answers;
+  const { quarantine, job } = state.answers;
   const { total, rejections } = quarantine;
   if (!total) return hint("No sample is in quarantine.");
   const first = wholeNumber(state.route.options.first, 0, 1e12, 0);
@@ -69,7 +69,7 @@ export function quarantineTab(state) {
   const columns = [["sample", ""], pictures && ["", ""], ["reason", ""], ["in detail", "words"], ["shard", ""], ["row", "number"], times && ["when", ""]].filter(Boolean);
   const rows = rejections.map((one) => [
     one.sample, pictures && picture(one), one.reason.replaceAll("_", " "), one.detail, one.shard ?? "", one.row === null || one.row === undefined ? "" : count(one.row),
-    times && (one.when ? time(one.when, service?.now) : ""),
+    times && (one.when ? time(one.when) : ""),
   ].filter((cell) => cell !== false));
   return section("Quarantine", h("p", { class: "quiet" }, `${plural(total, "sample")} not used. ${reasons(rejections, total)}`),
     table("Samples in quarantine and why", columns, rows), total > PAGE && pager(job, first, total));

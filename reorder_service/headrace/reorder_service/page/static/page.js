@@ -1,6 +1,6 @@
-// The page: asks the service every second while it is looked at, and shows what it answers. Nothing can be changed here.
+// The page: watches what the service tells while it is looked at, and shows it. Nothing can be changed here.
 
-import { ask, token } from "./api.js";
+import { token, watch } from "./api.js";
 import { handlers } from "./chart.js";
 import { fill, h } from "./dom.js";
 import { time } from "./format.js";
@@ -9,9 +9,10 @@ import { jobsView, preprocessorsView } from "./overview.js";
 import { hint, prose, section } from "./pieces.js";
 import { parsed, questions } from "./route.js";
 
-const EVERY_MS = 1000;
-const HIDDEN_EVERY_MS = 15000;
+const AGAIN_MS = 1000; // between two questions, whatever came of the first
+const BARRED_AGAIN_MS = 15000; // where it asked for another token, or was busy
 const GONE = 404;
+const BUSY = 429;
 const [WITHOUT_TOKEN, WITHOUT_RIGHT] = [401, 403];
 
 const place = Object.fromEntries(["pages", "link", "banner", "main", "foot", "said"].map((id) => [id, document.getElementById(id)]));
@@ -27,28 +28,39 @@ const state = {
   cursors: {}, // of charts by id
   width: 600,
 };
-let asked = 0; // counts rounds of questions: an older round's answers are dropped
+let asked = 0; // counts questions: what is heard of an older one is dropped
+let leaving = new AbortController(); // ends the question that is open
 let timer, drawing, pointedAt;
 let said = {}; // states of what was announced last
 
+/** Ask for what the route shows, and go on until another route, another token or a hidden tab ends it. */
 async function refresh() {
   clearTimeout(timer);
+  leaving.abort();
   asked += 1;
-  const round = asked;
-  const wanted = Object.entries(questions(state.route));
-  const got = await Promise.all(wanted.map(async ([name, path]) => [name, await ask(path)]));
-  if (round !== asked) return;
-  if (got.some(([, answer]) => answer.status === 0)) {
-    state.lostAt ??= state.answeredAt ?? Date.now() / 1000;
-  } else {
-    state.lostAt = null;
-    state.answeredAt = Date.now() / 1000;
-    got.forEach(([name, answer]) => take(name, answer));
-    const barred = got.find(([, { status }]) => status === WITHOUT_TOKEN || (status === WITHOUT_RIGHT && token.get()));
-    state.needsToken = barred ? barred[1].body.error : "";
-  }
+  if (document.hidden) return; // nobody looks: it asks when somebody does
+  const question = asked;
+  leaving = new AbortController();
+  const wanted = questions(state.route);
+  const began = performance.now();
+  const { status, error } = await watch(Object.values(wanted), (parts) => question === asked && hear(wanted, parts), leaving);
+  if (question !== asked) return;
+  if (status === 0) state.lostAt ??= state.answeredAt ?? Date.now() / 1000;
+  else if (status !== 200) hear(wanted, Object.fromEntries(Object.values(wanted).map((path) => [path, { status, body: { error } }])));
+  const barred = status === WITHOUT_TOKEN || (status === WITHOUT_RIGHT && token.get());
+  state.needsToken = barred ? error : "";
   draw();
-  timer = setTimeout(refresh, document.hidden || state.needsToken ? HIDDEN_EVERY_MS : EVERY_MS);
+  timer = setTimeout(refresh, Math.max(0, began + (barred || status === BUSY ? BARRED_AGAIN_MS : AGAIN_MS) - performance.now()));
+}
+
+function hear(wanted, parts) {
+  const news = Object.entries(wanted).filter(([, path]) => path in parts);
+  news.forEach(([name, path]) => take(name, parts[path]));
+  state.answeredAt = Date.now() / 1000;
+  if (!news.length && state.lostAt === null) return;
+  state.lostAt = null;
+  state.needsToken = "";
+  draw();
 }
 
 function take(name, { status, body }) {
@@ -63,11 +75,7 @@ function take(name, { status, body }) {
 
 function draw() {
   cancelAnimationFrame(drawing);
-  if (document.hidden) {
-    show();
-  } else {
-    drawing = requestAnimationFrame(show);
-  }
+  drawing = requestAnimationFrame(show);
 }
 
 function show() {
@@ -223,7 +231,7 @@ function pressed(event) {
 
 addEventListener("hashchange", go);
 addEventListener("resize", draw);
-document.addEventListener("visibilitychange", () => !document.hidden && refresh());
+document.addEventListener("visibilitychange", refresh);
 document.addEventListener("pointermove", pointed);
 document.addEventListener("pointerdown", pointed);
 document.addEventListener("keydown", pressed);

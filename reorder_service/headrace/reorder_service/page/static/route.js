@@ -16,17 +16,17 @@ export function jobAddress(name, tab, options) {
   return `#/job/${encodeURIComponent(name)}${tab ? `/${tab}` : ""}${query}`;
 }
 
-/** What the service is asked for, for a page; the first is always the service itself. */
+/** What the service is asked for, for a page: paths of its API. The first is always the service itself. */
 export function questions(route) {
-  if (route.page === "preprocessors") return { service: "api/service" };
-  if (route.page === "jobs") return { service: "api/service", jobs: "api/jobs" };
-  const job = `api/jobs/${encodeURIComponent(route.job)}`;
+  if (route.page === "preprocessors") return { service: "service" };
+  if (route.page === "jobs") return { service: "service", jobs: "jobs" };
+  const job = `jobs/${encodeURIComponent(route.job)}`;
   const more = {
     steps: { steps: `${job}/steps?last=${wholeNumber(route.options.last, 1, 1000, 200)}` },
     timeline: { timeline: `${job}/timeline` },
     quarantine: { quarantine: `${job}/quarantine?first=${wholeNumber(route.options.first, 0, 1e12, 0)}&count=100` },
   };
-  return { service: "api/service", job, ...more[route.tab] };
+  return { service: "service", job, ...more[route.tab] };
 }
 
 export function wholeNumber(value, least, most, otherwise) {
