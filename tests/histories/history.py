@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[2]
 HISTORIES = Path(__file__).parent
 RECORDED_DATA = "/tmp/headrace-history"
@@ -26,6 +29,16 @@ class Said:
     method: str
     by_client: bool
     message: bytes
+
+
+def histories(file: str) -> list[Any]:
+    """Return the folders of the histories that have a file, the oldest first, as parameters of a test.
+
+    Those between the oldest and the newest are slow: what they have is mostly in one of these.
+    """
+    folders = sorted((found.parent for found in HISTORIES.glob(f"*/{file}")), key=lambda folder: Version(folder.name))
+    ends = {folders[0], folders[-1]}
+    return [pytest.param(one, id=one.name, marks=() if one in ends else pytest.mark.slow) for one in folders]
 
 
 def at_hand(text: str) -> str:

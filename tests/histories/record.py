@@ -52,6 +52,17 @@ JOBS: dict[str, dict[str, Any]] = {
     },
     "measured": {"sources": [SMALL], "steps": 11, "global_batch": 4, "execution": {"trainer": "colocated"}},
     "reset": {"sources": [SMALL], "steps": 4},
+    "cut": {
+        "sources": [{**SMALL, "filter": {"sizes": {"tokens": {"min": 24}}}}, {**SOUND, "max_epochs": 2}],
+        "steps": 4,
+        "text": {"max_tokens": 96, "too_long": "truncate_end"},
+    },
+    "sharded": {
+        "sources": [MEDIA],
+        "steps": 4,
+        "topology": {"replicas": 2, "microbatches": 2, "stages": {"vision": 1, "llm": 1}},
+        "execution": {"trainer": "fsdp"},
+    },
     "paged": {"sources": [SMALL], "steps": 130, "global_batch": 1},
     "nodes": {"sources": [SMALL], "steps": 3, "topology": {"replicas": 2, "microbatches": 4}},
     "done": {"sources": [DAMAGED], "epochs": 1, "global_batch": 8},
@@ -106,6 +117,8 @@ def bring_into_states(cluster: Cluster, store: Any) -> None:
         consume_until(cluster, "measured", 8)
         consume_until(cluster, "reset", 2)
         client.reset("reset", 1)
+        consume_until(cluster, "cut", 1)
+        consume_until(cluster, "sharded", 1)
         cluster.wait_for_state("failed", "failed")
     consume_until(cluster, "paged", 127)
     deadline = time.monotonic() + PATIENCE_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import redis
@@ -10,15 +11,14 @@ import redis
 from headrace.jobs_client import state_name
 from headrace.reorder_service.store.redis_database import FORMAT
 from headrace.topology_spec import load_topology_json
-from tests.histories.history import HISTORIES, restore_store
+from tests.histories.history import histories, restore_store
 from tests.histories.record import JOBS, MESSAGES, finish, record
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.parametrize("version", sorted(file.parent.name for file in HISTORIES.glob("*/store.json")))
-def test_a_leader_of_today_continues_every_recorded_job_to_the_same_ledger(cluster, store, version: str) -> None:
-    folder = HISTORIES / version
+@pytest.mark.parametrize("folder", histories("store.json"))
+def test_a_leader_of_today_continues_every_recorded_job_to_the_same_ledger(cluster, store, folder: Path) -> None:
     with redis.Redis.from_url(store.url, decode_responses=True) as client:
         restore_store(client, folder / "store.json")
         jobs = client.lrange("headrace:jobs", 0, -1)

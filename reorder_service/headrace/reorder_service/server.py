@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import gc
-import logging
 import math
 import sys
 import uuid
@@ -21,6 +20,7 @@ from headrace.reorder_service.api.fleet import FleetServicer
 from headrace.reorder_service.api.jobs import JobsServicer
 from headrace.reorder_service.api.membership import MembershipServicer
 from headrace.reorder_service.api.sessions import SessionsServicer, add_to_server
+from headrace.reorder_service.compiling import compiled
 from headrace.reorder_service.fleet.member import Member
 from headrace.reorder_service.jobs.job import JobRun
 from headrace.reorder_service.jobs.job_figures import figures_of
@@ -36,8 +36,6 @@ from headrace.token_folder import TokenFolder
 from headrace.transport.malloc import keep_freed_pages
 from headrace.v1 import fleet_pb2_grpc, jobs_pb2_grpc, membership_pb2_grpc
 
-log = logging.getLogger(__name__)
-
 PageMaker = Callable[[Leadership, str], AbstractAsyncContextManager[object]]
 """Serves the page of a service with this endpoint during a block."""
 
@@ -45,7 +43,6 @@ PageMaker = Callable[[Leadership, str], AbstractAsyncContextManager[object]]
 # the second generation look at the survivors of a few of the first: their pauses are in proportion to these.
 GC_THRESHOLDS = (50_000, 2, 500)
 SWITCH_S = 0.0005  # default 5 ms, which every turn of the event loop would wait for a thread that plans
-CACHED_S = 5.0  # enough to load a planner that is compiled already, even on a busy machine
 STOP_GRACE_S = 0.2  # for calls in progress to finish when the server stops
 
 
@@ -174,11 +171,7 @@ async def _warm_up() -> None:
         planning.warm_up()
         snapshots.warm_up()
 
-    warm = asyncio.create_task(asyncio.to_thread(warm_up))
-    ready, _ = await asyncio.wait({warm}, timeout=CACHED_S)
-    if not ready:
-        log.info("compiling the planner: about a minute on a free core, once and after a change")
-    await warm
+    await compiled(warm_up)
 
 
 async def _lead(service: ReorderService, name: str, leadership: Leadership, server: Server) -> None:

@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 
 from headrace.cli import progress_bar
+from headrace.cli.demo import display
 from headrace.cli.main import COMMANDS, main
 from headrace.cli.progress_bar import ProgressBar, working
 
@@ -61,6 +62,20 @@ def test_what_nobody_can_foretell_is_said_to_go_on(monkeypatch: pytest.MonkeyPat
         while "reading: 0 s so far" not in said and time.monotonic() < deadline_s:
             said += capsys.readouterr().err
     assert "reading: 0 s so far" in said
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["log", "terminal"])
+def test_a_demo_says_what_it_waits_for(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display, "TICK_S" if terminal else "WAITING_INTERVAL_S", 0.001)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    said, deadline_s = "", time.monotonic() + 60
+    with display.Display() as shown, shown.waiting(lambda: "reorder service: compiling"):
+        while "0 s: reorder service: compiling" not in said and time.monotonic() < deadline_s:
+            said += capsys.readouterr().err
+    assert "0 s: reorder service: compiling" in said
 
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,10 @@ from headrace.preprocessor.sources.cache import ShardCache
 from headrace.rpc import Server
 from headrace.v1 import fleet_pb2_grpc
 from headrace.v1.fleet_pb2 import FleetOrder, FleetOrders, FleetReports
-from tests.histories.history import HISTORIES, at_hand, read_messages
+from tests.histories.history import at_hand, histories, read_messages
 from tests.histories.newer import with_a_field_more
 from tests.unit.preprocessor.engine_world import PATIENCE_S, Orders, Worker
 
-VERSIONS = sorted(file.parent for file in HISTORIES.glob("*/preprocessor.jsonl"))
 ANSWERS = ("shards_listed", "shard_indexed", "samples_probed", "part_decoded", "order_failed")
 
 
@@ -54,7 +53,7 @@ def content(report: Any) -> Any:
 
 
 @pytest.mark.parametrize("newer", [False, True], ids=["as recorded", "with a field more"])
-@pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", histories("preprocessor.jsonl"))
 async def test_orders_of_an_old_leader_are_answered_as_they_were(folder: Path, tmp_path: Path, newer: bool) -> None:
     orders, answers = recorded(folder / "preprocessor.jsonl")
     leader = Orders()

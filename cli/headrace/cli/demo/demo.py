@@ -155,7 +155,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
             f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
             f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
         )
-        services = start_services(group, num_preprocessors, transport, out, Path(store), display.say)
+        services = start_services(group, num_preprocessors, transport, out, Path(store), display)
         endpoint = services.endpoint
         with JobsClient(endpoint) as client:
             job = client.submit(spec)

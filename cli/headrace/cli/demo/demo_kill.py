@@ -41,7 +41,7 @@ def run_and_kill_node(spec: JobSpec, num_preprocessors: int, transport: str, out
     nodes.write_text(yaml.safe_dump({"nodes": NODES, "max_failures": 1, "units": {"encoder": {}, "llm": {}}}, sort_keys=False))
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and {NODES} nodes; logs in {out}/")
-        services = start_services(group, num_preprocessors, transport, out, Path(store), display.say)
+        services = start_services(group, num_preprocessors, transport, out, Path(store), display)
         display.say(f"to watch it from another terminal: headrace top --endpoint {services.endpoint}")
         with JobsClient(services.endpoint) as client:
             summaries, losses = [], []

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
+from headrace.cli.demo.display import Display
 from headrace.cli.run.processors import usable_processors
 from headrace.local_services import LocalServices
 from headrace.processes import ProcessGroup
 
 
 def start_services(
-    group: ProcessGroup, num_preprocessors: int, transport: str, out: Path, store: Path, say: Callable[[str], object]
+    group: ProcessGroup, num_preprocessors: int, transport: str, out: Path, store: Path, display: Display
 ) -> LocalServices:
     """Start the reorder service and the preprocessors in `group`, with their logs in `out` and the state store in `store`.
 
-    `say` is told what takes long, as the first start after an installation does, which compiles the planner. Raises HeadraceError
-    where the reorder service does not start.
+    `display` shows what takes long, as the first start after an installation does, which compiles the planner. Raises
+    HeadraceError where the reorder service does not start.
     """
     threads = max(1, usable_processors() // num_preprocessors)
-    return LocalServices.start(
-        group, preprocessors=num_preprocessors, logs=out, store=store, threads=threads, ucx=transport == "ucx", say=say
-    )
+
+    with display.waiting(lambda: _last_words(group)):
+        return LocalServices.start(
+            group, preprocessors=num_preprocessors, logs=out, store=store, threads=threads, ucx=transport == "ucx"
+        )
+
+
+def _last_words(group: ProcessGroup) -> str:
+    """Return what the process that was started last says that it does."""
+    name, said = ("", "") if not group.processes else (group.processes[-1].name, "".join(group.processes[-1].last_lines(1)))
+    return f"{name or 'services'}: {said.partition(' INFO ')[2] or said or 'starting'}"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +22,8 @@ from headrace.rates import Look, Looks, decoding_rates, samples_per_s
 from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING
 
 PLAIN_INTERVAL_S = 2.0  # between lines where standard error is no terminal
+WAITING_INTERVAL_S = 10.0  # the same while nothing has begun
+TICK_S = 1.0  # of the seconds that a terminal shows meanwhile
 
 
 class Display:
@@ -42,6 +47,29 @@ class Display:
     def say(self, text: str) -> None:
         """Print a line of text that stays on the terminal."""
         self._console.print(text, markup=False, highlight=False)
+
+    @contextlib.contextmanager
+    def waiting(self, doing: Callable[[], str]) -> Iterator[None]:
+        """Show during the block for how long it has gone on, and what `doing` returns of it, from a thread of its own."""
+        began_s, over = time.monotonic(), threading.Event()
+
+        def tell() -> None:
+            while not over.wait(TICK_S if self._live else WAITING_INTERVAL_S):
+                text = f"{time.monotonic() - began_s:.0f} s: {doing()}"
+                if self._live:
+                    self._live.update(Text(text, "dim"), refresh=True)
+                else:
+                    self.say(text)
+
+        teller = threading.Thread(target=tell, name="waiting", daemon=True)
+        teller.start()
+        try:
+            yield
+        finally:
+            over.set()
+            teller.join()
+            if self._live:
+                self._live.update("", refresh=True)
 
     def update(self, status: Any) -> None:
         """Show the job's current status, a JobStatus message."""

@@ -7,6 +7,7 @@ process has no line: it is the first of those named that lacks one (headrace.cli
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import importlib.util
 import json
@@ -93,6 +94,7 @@ def load(name: str) -> Facts | None:
 
 def main(names: list[str]) -> None:
     """Load libraries and print a line for each: its name and its facts; null if it is not installed."""
+    gc.disable()  # a tenth of the time that torch takes
     for name in names:
         print(json.dumps({"name": name, "facts": load(name)}), flush=True)
 

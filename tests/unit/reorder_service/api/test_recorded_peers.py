@@ -14,7 +14,7 @@ import pytest
 
 from headrace.ledger import ledger_sha256
 from headrace.v1 import membership_pb2, membership_pb2_grpc
-from tests.histories.history import HISTORIES
+from tests.histories.history import histories
 from tests.histories.newer import with_a_field_more
 from tests.unit.reorder_service.api.leader_world import Leader, leading
 from tests.unit.reorder_service.api.recorded_peers import (
@@ -28,10 +28,9 @@ from tests.unit.reorder_service.api.recorded_peers import (
 )
 
 PATIENCE_S = 60
-VERSIONS = sorted(file.parent for file in HISTORIES.glob("*/preprocessor.jsonl"))
 as_recorded: Alter = lambda message: None  # noqa: E731
 of_any_release = pytest.mark.parametrize("alter", [as_recorded, with_a_field_more], ids=["as recorded", "with a field more"])
-recorded = pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
+recorded = pytest.mark.parametrize("folder", histories("preprocessor.jsonl"))
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ from headrace import trainer
 from headrace.message_codec import plan_value
 from headrace.spec import load_spec_json
 from headrace.v1 import jobs_pb2, sessions_pb2
-from tests.histories.history import HISTORIES, Said, read_messages
+from tests.histories.history import Said, histories, read_messages
 from tests.histories.newer import with_a_field_more
 from tests.unit.proto.transport import payload_world
 from tests.unit.trainer.loading import loader_world
 
-VERSIONS = sorted(file.parent for file in HISTORIES.glob("*/rank.jsonl"))
-recorded = pytest.mark.parametrize("folder", VERSIONS, ids=lambda folder: folder.name)
+recorded = pytest.mark.parametrize("folder", histories("rank.jsonl"))
 of_any_release = pytest.mark.parametrize(
     "alter", [lambda message: None, with_a_field_more], ids=["as recorded", "with a field more"]
 )
