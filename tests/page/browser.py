@@ -80,7 +80,8 @@ class Browser:
             answer = self._message(deadline)
             if answer.get("id") == self._last:
                 assert "error" not in answer, f"{method}: {answer['error']}"
-                return answer["result"]
+                result: dict[str, Any] = answer["result"]
+                return result
             if "method" in answer:
                 self.events.setdefault(answer.get("sessionId", ""), []).append(answer)
 
@@ -92,7 +93,8 @@ class Browser:
             assert data, "the browser has ended"
             self._rest += data
         message, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(message)
+        parsed: dict[str, Any] = json.loads(message)
+        return parsed
 
     def close(self) -> None:
         """End the process and its children."""
