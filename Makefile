@@ -80,10 +80,10 @@ PYTEST := $(BIN)/pytest $(PYTEST_OPTIONS)
 test: lint suite  ## style, types and layers, and the suite; what is left out for its time is in test-slow
 
 # What fails is tried twice more, and is named at the end with what went wrong at first: on a machine that others use, too, a process
-# can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there is one process
-# more than there are cores.
+# can stand still for seconds. A test that needed it is to be mended all the same. Some wait most of their time: there are two
+# processes more than there are cores.
 suite: $(VENV)/.collected $(VENV)/.compiled $(VENV)/.searches $(VENV)/.browser  ## the tests alone
-	@$(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
+	@$(PYTEST) -n 4 --dist loadfile --no-loadscope-reorder --reruns 2 --reruns-delay 1 --rerun-show-tracebacks -rfER
 
 test-slow: setup $(VENV)/.searches  ## what the suite leaves out for its time: more variants and examples, and some promises between real processes
 	@$(PYTEST) -n 2 --dist loadfile --thorough -m 'slow or hypothesis'

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._dynamo  # FSDP imports it when it first runs: here once for all processes
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
