@@ -6,8 +6,11 @@ comes only where that extra is named, so that a reorder service gets no torch:
 
     python docker/requirements.py pyproject.toml | pip install --constraint constraints.txt --requirement /dev/stdin
     pip install --no-deps .
+
+More extras may stand in the environment, as `EXTRAS="s3 http"`: the images' build argument of that name.
 """
 
+import os
 import re
 import sys
 import tomllib
@@ -35,6 +38,6 @@ def _name(line: str) -> str:
 
 
 if __name__ == "__main__":
-    named = sys.argv[2:]
+    named = [*sys.argv[2:], *os.environ.get("EXTRAS", "").split()]
     extras = [name for name in named if not name.startswith("-")]
     print("\n".join(requirements(Path(sys.argv[1]), extras, [name[1:] for name in named if name.startswith("-")])))
