@@ -2,9 +2,9 @@
 
 `headrace demo` on this machine, to know how fast it is at present. Images, and how large they are. Up with two preprocessors
 until the demo trainer ends, in at most three times as long; up again, which trains nothing; four preprocessors and a trainer
-outside the containers; the same batches each time. Who lacks papers, or a token with the right role, is refused. The leader is
-killed while data of one's own are trained, and Prometheus sees all services. Down, and nothing left. Prints what passed, one line
-each; the exit code is 1 if anything did not.
+outside the containers; the same batches each time. Who lacks papers, or a token with the right role, is refused, by the web page
+as well. The leader is killed while data of one's own are trained, and Prometheus sees all services. Down, and nothing left.
+Prints what passed, one line each; the exit code is 1 if anything did not.
 
 Where no image registry is reached, stand-ins for the official images are built from Debian's packages. There is none of Grafana's
 and the collector's, which are left out then; of the GPU's profile only the form is checked where there is no GPU.
@@ -12,22 +12,23 @@ and the collector's, which are left out then; of the GPU's profile only the form
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from check_protocol import CheckError, Protocol, expect
 from engine import (
     BASE,
     BUILD_S,
@@ -58,34 +59,6 @@ PAPERS = {
 CONFINED = ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Memory", "PidsLimit")
 
 
-class CheckError(Exception):
-    """Something did not come out as it has to. The message gives both sides."""
-
-
-@dataclass(slots=True)
-class Protocol:
-    """What was checked, with its outcome and seconds."""
-
-    failures: int = 0
-    ledgers: dict[str, str] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def check(self, what: str) -> Iterator[list[str]]:
-        """Print one line about the block; notes put into the value stand behind it. Ends the test if the block raises."""
-        notes: list[str] = []
-        start = time.monotonic()
-        try:
-            yield notes
-        except BaseException:
-            self.failures += 1
-            self._line("FAILED", what, start, notes)
-            raise
-        self._line("ok", what, start, notes)
-
-    def _line(self, outcome: str, what: str, start: float, notes: list[str]) -> None:
-        print(f"{outcome:<7} {what:<58} {time.monotonic() - start:6.1f} s  {'; '.join(notes)}", flush=True)
-
-
 def main() -> int:
     """Run all checks in order; the first that fails is the last."""
     protocol = Protocol()
@@ -114,7 +87,7 @@ def check_all(protocol: Protocol, folder: Path) -> None:
         notes.append(fetch_cpu_torch())
     for name in ("HEADRACE_CLUSTER_TOKEN", "HEADRACE_CLUSTER_TOKEN_FILE", "HEADRACE_TLS", "HEADRACE_TOKENS"):
         os.environ.pop(name, None)  # the project makes its own
-    endpoint = f"127.0.0.1:{free_port()}"
+    endpoint, page = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
     compose = Compose(
         command=compose_command(),
         project="headrace-compose-test",
@@ -124,6 +97,7 @@ def check_all(protocol: Protocol, folder: Path) -> None:
             "HEADRACE_PROMETHEUS_IMAGE": prometheus,
             "HEADRACE_PROMETHEUS_PORT": str(free_port()),
             "HEADRACE_PUBLISH": endpoint,
+            "HEADRACE_PUBLISH_PAGE": page,
             "HEADRACE_FORMAT": "json",
         },
     )
@@ -132,6 +106,7 @@ def check_all(protocol: Protocol, folder: Path) -> None:
         check_images(protocol, compose)
         limit_s = check_demo(protocol, compose, folder)
         check_doors(protocol, compose, endpoint, folder)
+        check_page(protocol, page, folder)
         check_outside(protocol, endpoint, folder, limit_s)
         check_loss_of_leader(protocol, compose, folder, limit_s)
         check_observability(protocol, compose)
@@ -237,6 +212,33 @@ def check_doors(protocol: Protocol, compose: Compose, endpoint: str, folder: Pat
         wrong = ["--tls", str(folder / "client"), "--cluster-token-file", str(folder / "preprocess-token")]
         notes.append(refused(["job", "cancel", "demo", "--endpoint", endpoint, *wrong], "preprocess"))
         expect("its line in the log", "refused" in compose("logs", "reorder"), True)
+
+
+def check_page(protocol: Protocol, page: str, folder: Path) -> None:
+    """The web page comes by HTTPS, and its figures for a token only that may see them."""
+    trusted = ssl.create_default_context(cafile=str(folder / "client" / "ca.crt"))
+    trusted.check_hostname = False  # the certificate is that of reorder.headrace
+
+    def get(path: str, token: Path | None = None) -> tuple[int, bytes]:
+        headers = {"Authorization": f"Bearer {token.read_text(encoding='utf-8').strip()}"} if token else {}
+        try:
+            asked = urllib.request.Request(f"https://{page}{path}", headers=headers)
+            with urllib.request.urlopen(asked, timeout=30.0, context=trusted) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as err:
+            with err:
+                return err.code, err.read()
+
+    own, wrong = folder / "client" / "token", folder / "preprocess-token"
+    with protocol.check("the web page, by HTTPS") as notes:
+        status, body = get("/")
+        expect("status, and whether it is a page", (status, b"<html" in body), (200, True))
+        statuses = [get("/api/jobs")[0], get("/api/jobs", wrong)[0], get("/api/jobs", own)[0]]
+        expect("without a token, with a preprocessor's, with a client's", statuses, [401, 403, 200])
+        jobs = json.loads(get("/api/jobs", own)[1])["jobs"]
+        expect("jobs", [(job["job"], job["state"]) for job in jobs], [("demo", "done")])
+        wait_until("4 preprocessors", lambda: len(json.loads(get("/api/service", own)[1])["preprocessors"]) == 4, timeout_s=60.0)
+        notes.append(f"figures without a token, with one for preprocess, for submit: {statuses}; demo done, 4 preprocessors")
 
 
 def check_outside(protocol: Protocol, endpoint: str, folder: Path, limit_s: float) -> None:
@@ -355,12 +357,6 @@ def refused(arguments: Sequence[str], why: str) -> str:
     expect("exit code of a refused command", ended.returncode != 0, True)
     expect(f"{why!r} in {said[-1:]}", bool(said) and why in said[-1], True)
     return said[-1]
-
-
-def expect(what: str, found: object, wanted: object) -> None:
-    """Raise CheckError unless both are equal."""
-    if found != wanted:
-        raise CheckError(f"{what}: found {found}, wanted {wanted}")
 
 
 def summary(report: dict[str, Any]) -> str:

@@ -48,8 +48,16 @@ def test_only_those_who_need_it_see_the_authority_and_the_store() -> None:
 
 def test_what_is_published_is_published_on_loopback() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
-    assert len(ports) == 3
+    assert len(ports) == 4
     assert all("127.0.0.1:" in port for port in ports)
+
+
+def test_the_web_page_is_where_its_description_says() -> None:
+    page = (ROOT / "docs" / "compose.md").read_text(encoding="utf-8")
+    assert "https://127.0.0.1:7080/" in page
+    assert "${HEADRACE_PUBLISH_PAGE:-127.0.0.1:7080}:7080" in SERVICES["reorder"]["ports"]
+    assert "HEADRACE_PUBLISH_PAGE" in page
+    assert "--page 0.0.0.0:7080" in str(SERVICES["reorder"]["command"])
 
 
 def test_nobody_may_change_what_grafana_shows() -> None:
@@ -111,6 +119,7 @@ def requirements() -> Callable[..., list[str]]:
 def test_an_image_leaves_out_what_it_has_no_use_for(requirements: Callable[..., list[str]]) -> None:
     lines = requirements(ROOT / "pyproject.toml", ["trace"], ["matplotlib"])
     assert not [line for line in lines if line.startswith(("matplotlib", "torch", "pillow", "fsspec"))]
+    assert [line for line in lines if line.startswith("aiohttp")], "which serves the web page"
     assert [line for line in lines if line.startswith("opentelemetry-sdk")]
     with pytest.raises(ValueError, match="no dependency nonsense"):
         requirements(ROOT / "pyproject.toml", [], ["nonsense"])
