@@ -39,9 +39,14 @@ class Seen:
     """Committed steps -> when each viewer was told of so many."""
 
 
+def question(job: str) -> str:
+    """Return the path that a page asks for which shows the steps of a job."""
+    return "/api/watch?" + "&".join(f"ask={quote(part.format(job=job), safe='')}" for part in PARTS)
+
+
 async def watch(session: aiohttp.ClientSession, job: str, ends_s: float, seen: Seen) -> None:
     """Be told until `ends_s`, in seconds of time.perf_counter. Raises ClientError for a refusal, TimeoutError for silence."""
-    path = "/api/watch?" + "&".join(f"ask={quote(part.format(job=job), safe='')}" for part in PARTS)
+    path = question(job)
     named = PARTS[1].format(job=job)
     while (began_s := time.perf_counter()) < ends_s:
         first = True

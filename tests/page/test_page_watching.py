@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from benchmarks.page.viewers import question
 from headrace.reorder_service.page import page_server, watched_views
 from tests.page.browser import PATIENCE_S, Browser, Look, Page
 from tests.page.canned_service import Service
@@ -57,6 +58,7 @@ def test_a_hidden_tab_asks_nothing_and_one_that_is_looked_at_again_shows_what_it
 ) -> None:
     with browser.page(Look()) as page:
         opened(page, f"{service.url}/{JOB}", "412 of 1,000 steps")
+        assert service.asked[0] == question("web-and-charts")  # what the benchmark's viewers ask for
         hide(page, hidden=True)
         until(lambda: service.num_viewers == 0)
         asked = len(service.asked)
@@ -66,7 +68,7 @@ def test_a_hidden_tab_asks_nothing_and_one_that_is_looked_at_again_shows_what_it
         assert (len(service.asked), service.num_viewers) == (asked, 0)
         hide(page, hidden=False)
         page.until("document.body.innerText.includes('413 of 1,000 steps')")
-        assert service.asked[asked:] == [WATCHED]
+        assert set(service.asked[asked:]) == {WATCHED}
 
 
 def test_an_answer_that_the_service_ends_is_asked_for_again_and_nothing_is_lost(
