@@ -14,7 +14,7 @@ from headrace.topology_spec import load_topology_json
 from tests.histories.history import histories, restore_store
 from tests.histories.record import JOBS, MESSAGES, finish, record
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize("folder", histories("store.json"))

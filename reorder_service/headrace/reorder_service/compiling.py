@@ -25,7 +25,7 @@ async def compiled(warm_up: Callable[[], None], cached_s: float = CACHED_S, betw
         warm = asyncio.create_task(asyncio.to_thread(warm_up))
         ready, _ = await asyncio.wait({warm}, timeout=cached_s)
         if not ready:
-            log.info("compiling the planner: about a minute on a free core, once and after a change")
+            log.info("compiling the planner: a minute or two on a free core, once and after a change")
         while not ready:
             ready, _ = await asyncio.wait({warm}, timeout=between_s)
             if not ready:

@@ -116,10 +116,10 @@ def kernel_cache(package: Path | None = None, environment: Mapping[str, str] = o
     places = ([Path(named)] if named else []) + [sources, home]  # in the order in which numba tries them
     place = next(filter(_may_write, places), None)
     if place is None:
-        compiled = "machine code can be kept nowhere, and the planner is compiled at every start, in about a minute"
+        compiled = "machine code can be kept nowhere, and the planner is compiled at every start, in a minute or two"
         yield warning("planner", compiled, "name a folder that can be written to in NUMBA_CACHE_DIR")
     elif next(place.rglob("*.nbi"), None) is None:
-        yield ok("planner", f"its machine code will be kept in {place}: the first start compiles it, in about a minute")
+        yield ok("planner", f"its machine code will be kept in {place}: the first start compiles it, in a minute or two")
     else:
         yield ok("planner", f"its machine code is in {place}")
 
