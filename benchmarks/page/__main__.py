@@ -39,7 +39,7 @@ from tests.page.browser import HOW, executable, running_browser
 JOB = "seen"
 STEP_S = 0.5
 BEGUN = 10  # steps before anything is measured
-ROUNDS, IDLE_S, WATCHED_S = 3, 16.0, 32.0  # of a round without and with viewers; after 30 s these ask again
+ROUNDS, IDLE_S, WATCHED_S = 3, 13.0, 32.0  # of a round without and with viewers; after 30 s these ask again
 GOAL_CORE = 2.0
 """Percent of a core that VIEWERS may cost."""
 GOAL_PAINT_MS = 200.0
