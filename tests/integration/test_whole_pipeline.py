@@ -46,11 +46,7 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
     assert differences(processes, case, transport=transport) == []
 
 
-@pytest.mark.parametrize(
-    "units",
-    [("vision", "audio", "llm"), pytest.param(("encoder", "llm"), marks=pytest.mark.slow), ("vision", "llm", "generator")],
-    ids="-".join,
-)
+@pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)
 def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...]) -> None:
     case = Case(schedule="1f1b", strategy="entrain", units=units, degrees="llm in 2", frozen="all learn")
     assert differences(processes, case, pack_tokens=128) == []

@@ -10,7 +10,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -242,9 +241,10 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
             results.append(step.accumulate(routes, feeds))
             gradients = [_gradients(place) for place in step.places]
             step.discard()
-        watching = watched(waits, MAY_WAIT) if number else nullcontext()  # the first one makes what is made once
-        with ThreadPoolExecutor(1) as packing, watching:
+        found: Counter[str] = Counter()
+        with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
             results.append(step.run(routes, [partial(_beside, packing, feed) for feed in feeds], order.learning_rate))
+        waits += found if number else Counter()  # the first one makes what is made once
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
