@@ -23,7 +23,7 @@ KILL_GOAL_S, STOP_GOAL_S = 0.5, 2.0
 TORCHFT_GOAL = 0.9  # of its median
 RAW_GLOO = Rival(value=0.038, source="gloo alone, measured earlier")  # nine groups made anew, on two cores in November 2026
 MOMENTS = (0.05, 0.65, 0.35, 0.95, 0.5, 0.2)
-"""Of a step, at which nodes of one place after the other are lost."""
+"""Of a step, at which nodes of one place after the other are lost, and torchft's replicas too."""
 _WARM_STEPS = 2  # after a change, which are none to compare with
 _STEPS = 6  # before each loss
 _STEPS_LEFT = 4  # after it, before the node is there again
@@ -113,7 +113,7 @@ def sections(*, quick: bool) -> Iterator[Section]:
     """What a loss costs, and what costs it saves."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name:
         folder = Path(name)
-        torchft = recovery_torchft.rivals(folder, quick=quick)
+        torchft = recovery_torchft.rivals(folder, killed=_moments(quick=quick), stopped=_moments(quick=quick)[::2])
         with ProcessGroup() as group:
             services = Services(group, folder)
             killed, stopped = _losses(services, quick=quick)
@@ -127,13 +127,17 @@ def sections(*, quick: bool) -> Iterator[Section]:
         yield Section(title="Nodes of `headrace train --nodes` beside as many ranks of `headrace train --topology`", rows=rows)
 
 
+def _moments(*, quick: bool) -> Sequence[float]:
+    return MOMENTS[:1] if quick else MOMENTS
+
+
 def _losses(services: Services, *, quick: bool) -> tuple[list[Loss], list[Loss]]:
     """Of nodes that are killed, and of nodes that are stopped."""
     nodes = Nodes(services)
     found: list[list[Loss]] = []
-    for how, moments in ((signal.SIGKILL, MOMENTS), (signal.SIGSTOP, MOMENTS[::2])):
+    for how, moments in ((signal.SIGKILL, _moments(quick=quick)), (signal.SIGSTOP, _moments(quick=quick)[::2])):
         found.append([])
-        for number, moment in enumerate(moments[:1] if quick else moments):
+        for number, moment in enumerate(moments):
             progress(f"{how.name} of a node, round {number + 1} of {len(moments)}")
             found[-1].append(nodes.lose(number, moment, how))
     nodes.close()

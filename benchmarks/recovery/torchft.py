@@ -15,13 +15,14 @@ from statistics import median
 
 from benchmarks.peers import TORCHFT
 from benchmarks.peers.environment import NotInstalledError, python_of
+from benchmarks.recovery.training import HUGE_PAGES
 from benchmarks.report import Rival
 from benchmarks.timing import progress
 from headrace.child_process import with_parent_death_signal
 
 NUM_REPLICAS = 6
-LOSSES = 3  # one after the other: 6, 5 and 4 replicas are left with one less
 _STEPS = 6  # before each loss
+_STEPS_LEFT = 4  # after it, before the replica is there again
 _PATIENCE_S = 120.0
 _POLL_S = 0.01
 _ROOT = Path(__file__).parents[2]
@@ -39,80 +40,113 @@ class Settings:
 
 
 DEFAULT = Settings(heartbeat_timeout_ms=5000, tick_ms=100, heartbeat_ms=100, timeout_s=60.0)
-TUNED = Settings(heartbeat_timeout_ms=400, tick_ms=10, heartbeat_ms=50, timeout_s=2.0)
+TUNED = Settings(heartbeat_timeout_ms=400, tick_ms=10, heartbeat_ms=50, timeout_s=0.5)
 
 
-def rivals(folder: Path, *, quick: bool) -> Mapping[str, Rival]:
+def rivals(folder: Path, killed: Sequence[float], stopped: Sequence[float]) -> Mapping[str, Rival]:
     """Median seconds from a loss to the next commit, beyond a step: 'default' and 'tuned' for SIGKILL, 'stopped' for SIGSTOP.
 
-    A kind is left out where nothing was committed in time behind a loss: how long we wait is no time of torchft's.
+    `killed`, `stopped`: the moments of a step, as parts of it, at which replicas are lost one after the other. A kind is left out
+    where nothing was committed in time behind a loss: how long we wait is no time of torchft's.
     """
-    kills = [signal.SIGKILL] * (1 if quick else LOSSES)
     try:
         python = python_of(TORCHFT)
         measured = {
-            "default": ("torchft, its default", _losses(python, folder, DEFAULT, kills)),
-            "tuned": ("torchft, tuned", _losses(python, folder, TUNED, kills)),
-            "stopped": ("torchft, tuned", _losses(python, folder, TUNED, [signal.SIGSTOP])),
+            "default": ("torchft, its default", _losses(python, folder, DEFAULT, signal.SIGKILL, killed)),
+            "tuned": ("torchft, tuned", _losses(python, folder, TUNED, signal.SIGKILL, killed)),
+            "stopped": ("torchft, tuned", _losses(python, folder, TUNED, signal.SIGSTOP, stopped)),
         }
         return {
-            kind: Rival(value=median(seconds), source=who) for kind, (who, seconds) in measured.items() if seconds is not None
+            kind: Rival(value=median(seconds), source=f"{who}: {', '.join(f'{one:.2f}' for one in seconds)}")
+            for kind, (who, seconds) in measured.items()
+            if seconds is not None
         }
     except (NotInstalledError, TimeoutError) as err:
         progress(f"torchft: figures of an earlier run, for {err}")
         return {name: Rival(value=value, source="torchft, measured earlier") for name, value in _EARLIER_S.items()}
 
 
-def _losses(python: Path, folder: Path, settings: Settings, signals: Sequence[signal.Signals]) -> list[float] | None:
-    """Seconds from each signal, to another replica each, until the first one commits a step without that, less a step.
-
-    None where it commits nothing within _PATIENCE_S.
-    """
-    command = [str(python), "-m", "benchmarks.peers.torchft_ddp"]
-    seconds = []
-    with ExitStack() as stack:
-        log = folder / "torchft-lighthouse.log"
-        timeouts = ["--heartbeat-timeout-ms", str(settings.heartbeat_timeout_ms), "--tick-ms", str(settings.tick_ms)]
-        stack.enter_context(_running([*command, "lighthouse", *timeouts], log))
-        _wait("its lighthouse", lambda: log.read_text(encoding="utf-8").endswith("\n"))
-        options = ["--heartbeat-ms", str(settings.heartbeat_ms), "--timeout-s", str(settings.timeout_s)]
-        options += ["--lighthouse", log.read_text(encoding="utf-8").strip()]
-        logs = [folder / f"torchft-{number}.log" for number in range(NUM_REPLICAS)]
-        replicas = [
-            stack.enter_context(_running([*command, "replica", "--name", f"replica_{number}", *options], log))
-            for number, log in enumerate(logs)
-        ]
-        for number, how in enumerate(signals):
-            progress(f"torchft: {how.name} of a replica, round {number + 1} of {len(signals)}")
-            loss_s = _loss(logs[0], replicas[-1 - number], how, NUM_REPLICAS - number)
+def _losses(python: Path, folder: Path, settings: Settings, how: signal.Signals, moments: Sequence[float]) -> list[float] | None:
+    """Seconds from each loss until the first replica commits a step without the lost one, less a step; see `_Replicas.lose`."""
+    with _Replicas(python, folder, settings) as replicas:
+        seconds = []
+        for number, moment in enumerate(moments):
+            progress(f"torchft: {how.name} of a replica, round {number + 1} of {len(moments)}")
+            loss_s = replicas.lose(1 + number % (NUM_REPLICAS - 1), moment, how)
             if loss_s is None:
                 return None
             seconds.append(loss_s)
-    return seconds
+        return seconds
 
 
-def _loss(log: Path, victim: subprocess.Popen[bytes], how: signal.Signals, num_replicas: int) -> float | None:
-    """log: of a replica that is left. None where it commits nothing within _PATIENCE_S."""
-    _wait(f"{num_replicas} replicas", lambda: [n for _, n in _commits(log)][-_STEPS - 1 :] == [num_replicas] * (_STEPS + 1))
-    times = [time_s for time_s, _ in _commits(log)][-_STEPS - 1 :]
-    lost_s = time.time()
-    os.kill(victim.pid, how)
+class _Replicas:
+    """A lighthouse, and replicas that train until they are killed."""
 
-    def since() -> list[float]:
-        return [time_s for time_s, n in _commits(log) if time_s > lost_s and n < num_replicas]
+    def __init__(self, python: Path, folder: Path, settings: Settings) -> None:
+        self._command = [str(python), "-m", "benchmarks.peers.torchft_ddp"]
+        self._settings = settings
+        self._lighthouse_log = folder / "torchft-lighthouse.log"
+        self._logs = [folder / f"torchft-{number}.log" for number in range(NUM_REPLICAS)]
+        self._stack = ExitStack()
+        self._options: list[str] = []
+        self._replicas: list[subprocess.Popen[bytes]] = []
 
-    try:
-        _wait("a commit", since)
-    except TimeoutError as err:
-        progress(f"torchft: {err}")
-        return None
-    return since()[0] - lost_s - median(end - begin for begin, end in pairwise(times))
+    def __enter__(self) -> _Replicas:
+        with self._stack:
+            settings, log = self._settings, self._lighthouse_log
+            timeouts = ["--heartbeat-timeout-ms", str(settings.heartbeat_timeout_ms), "--tick-ms", str(settings.tick_ms)]
+            self._stack.enter_context(_running([*self._command, "lighthouse", *timeouts], log))
+            _wait("its lighthouse", lambda: log.read_text(encoding="utf-8").endswith("\n"))
+            self._options = ["--heartbeat-ms", str(settings.heartbeat_ms), "--timeout-s", str(settings.timeout_s)]
+            self._options += ["--lighthouse", log.read_text(encoding="utf-8").strip()]
+            self._replicas = [self._start(number) for number in range(NUM_REPLICAS)]
+            self._stack = self._stack.pop_all()
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-def _commits(log: Path) -> list[tuple[float, int]]:
-    """When the replica committed each step, and with how many."""
-    lines = [line.split() for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
-    return [(float(time_s), int(number)) for _, time_s, number in lines]
+    def _start(self, number: int) -> subprocess.Popen[bytes]:
+        name = f"replica_{number}_{time.monotonic_ns()}"  # a new one each time, as its lighthouse still knows the lost one
+        command = [*self._command, "replica", "--name", name, *self._options]
+        return self._stack.enter_context(_running(command, self._logs[number]))
+
+    def lose(self, number: int, moment: float, how: signal.Signals) -> float | None:
+        """Lose a replica, other than the first one, at a moment of a step; afterwards it is there again.
+
+        Seconds from the signal until the first replica commits a step without the lost one, less the median of the steps behind
+        it: a replica computes the same with and without others, but on shared cores in less time when they are fewer. None where
+        nothing is committed within _PATIENCE_S.
+        """
+        _wait(f"{NUM_REPLICAS} replicas", lambda: self._together(NUM_REPLICAS, _STEPS))
+        times = [time_s for time_s, _ in self._commits()][-_STEPS - 1 :]
+        step_s = median(end - begin for begin, end in pairwise(times))
+        time.sleep(max(0.0, times[-1] + moment * step_s - time.time()))
+        lost_s, victim = time.time(), self._replicas[number]
+        os.kill(victim.pid, how)
+
+        def since() -> list[float]:
+            return [time_s for time_s, n in self._commits() if time_s > lost_s and n < NUM_REPLICAS]
+
+        try:
+            _wait("a commit", lambda: len(since()) > _STEPS_LEFT)
+        except TimeoutError as err:
+            progress(f"torchft: {err}")
+            return None
+        times = since()[: _STEPS_LEFT + 1]
+        victim.kill()
+        victim.wait()
+        self._replicas[number] = self._start(number)
+        return times[0] - lost_s - median(end - begin for begin, end in pairwise(times))
+
+    def _together(self, count: int, steps: int) -> bool:
+        """Whether the last steps were committed with so many replicas."""
+        return [n for _, n in self._commits()][-steps - 1 :] == [count] * (steps + 1)
+
+    def _commits(self) -> list[tuple[float, int]]:
+        """When the first replica committed each step, and with how many."""
+        lines = [line.split() for line in self._logs[0].read_text(encoding="utf-8").split("\n")[:-1]]
+        return [(float(time_s), int(number)) for _, time_s, number in lines]
 
 
 def _wait(what: str, come: Callable[[], object]) -> None:
@@ -126,7 +160,7 @@ def _wait(what: str, come: Callable[[], object]) -> None:
 @contextmanager
 def _running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Its output alone in `log`, what it logs thrown away."""
-    environment = {**os.environ, "PYTHONPATH": f"{_ROOT}:{_ROOT / 'proto'}"}
+    environment = {**os.environ, **HUGE_PAGES, "PYTHONPATH": f"{_ROOT}:{_ROOT / 'proto'}"}
     with log.open("wb") as output:
         process = subprocess.Popen(
             with_parent_death_signal(command, signal.SIGKILL), stdout=output, stderr=subprocess.DEVNULL, env=environment

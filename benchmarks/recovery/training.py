@@ -33,8 +33,11 @@ _FIRST = 3  # sample of an epoch
 T = TypeVar("T")
 _POLL_S = 0.01
 _JSON = {"HEADRACE_LOG_FORMAT": "json"}  # with milliseconds and fields
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+"""For trainers, ours and those of torchft: the connections of a process that is killed end when its memory is given back, page by
+page. On two busy cores this took 0.26 s with 0.6 GB of small pages, and 0.07 s with transparent huge ones."""
 _KEEP_BYTES = str(1 << 32)
-_KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": _KEEP_BYTES, "MALLOC_MMAP_THRESHOLD_": _KEEP_BYTES}
+_KEEPS_MEMORY = {"MALLOC_TRIM_THRESHOLD_": _KEEP_BYTES, "MALLOC_MMAP_THRESHOLD_": _KEEP_BYTES, **HUGE_PAGES}
 """For trainers: what is freed is kept, as on an accelerator. Else some of them spend a tenth of a step on page faults."""
 
 

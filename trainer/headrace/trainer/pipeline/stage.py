@@ -36,6 +36,8 @@ class Stage(nn.Module, ABC):
     it: norm, head and projector. Its parameters have the same names as in the whole model and, for a seed, the same weights.
     """
 
+    _weight_gradients: WeightGradients | None = None
+
     def __init__(
         self,
         model: MultimodalModel,
@@ -187,7 +189,13 @@ class Stage(nn.Module, ABC):
 
     def take_weight_gradients(self) -> Callable[[], None]:
         """Return a function that computes the weight gradients that the last backward put off; only under `zero-bubble`."""
+        assert self._weight_gradients is not None, "weight gradients are put off after defer_weight_gradients only"
         return self._weight_gradients.take()
+
+    def drop_weight_gradients(self) -> None:
+        """Forget the weight gradients that a backward has put off, of which nobody took them as it ended midway."""
+        if self._weight_gradients is not None:
+            self._weight_gradients.take()
 
     def compile_layers(self) -> None:
         """Have torch compile each layer when it first runs; hooks, such as one that waits for weights, are left as they are."""

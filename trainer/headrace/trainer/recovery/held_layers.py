@@ -45,9 +45,10 @@ class Holding:
         self._adamw.step()
 
     def discard(self) -> None:
-        """Drop the gradients of all trainable parameters."""
+        """Drop the gradients of all trainable parameters, and what a backward that ended midway has put off."""
         for parameter in self.learning.values():
             parameter.grad = None
+        self.stage.drop_weight_gradients()
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Return a parameter's weight and optimizer state as a checkpoint has them: float32, on the host, by `TensorKey.kind`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from headrace.trainer.pipeline.feed import StepFeed
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.recovery.held_layers import Holding
 from headrace.trainer.recovery.host_staging import from_host, staged, to_host, waiting
+from headrace.trainer.recovery.layer_checks import checked
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
 from headrace.trainer.replica_check import difference, digests, few
@@ -93,6 +95,7 @@ class RecoverableStep:
             own_rank, open_end = layout.topology.rank(layout.place), _end_of(layout, staged(self._pipeline, stage.device))
             channels = Channels(layout.topology, own_rank, stage.device, open_end, wait)
         self._wire = Wire(channels, stage.device, dtype, wait)
+        self._layers = [module for name, module in stage.model.named_modules() if re.search(r"\.layers\.\d+$", name)]
         self._executor = Executor(layout.topology, layout.place, [stage], self._wire)
         self._evaluator = Executor(layout.topology.frozen(), layout.place, [stage], self._wire)
         self._sums: list[tuple[dist.ProcessGroup, list[nn.Parameter]]] = []
@@ -118,9 +121,10 @@ class RecoverableStep:
         """Run forward and backward of further microbatches of a step, and return the share with them added.
 
         Messages to other nodes may still be on their way until `meet`. Raises MeshCutError if a node of this pipeline was lost
-        meanwhile, or has turned to something else.
+        meanwhile, or has turned to something else: then the gradients are to be discarded, as a backward may have ended midway.
         """
-        with self._mesh.interruptible(in_pipeline=True), self._autocast:
+        check = partial(self._mesh.check, in_pipeline=True)
+        with self._mesh.interruptible(in_pipeline=True), self._autocast, checked(self._layers, check):
             [totals] = run_step([self._executor], feed.routes, [feed])
         loss_sum = float(totals.loss_sum)
         return Share(
