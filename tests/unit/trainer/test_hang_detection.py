@@ -46,6 +46,8 @@ def test_a_rank_is_silent_after_thirty_seconds_or_the_timeout_and_soon_after_an_
     assert silent_rank(heard, 128.0, PATIENCE, alarmed=False) == ""
     assert silent_rank(heard, 128.5, PATIENCE, alarmed=False).startswith("rank 2 (llm) has said nothing for 30 s")
     assert silent_rank(heard, 100.5, PATIENCE, alarmed=True).startswith("rank 2 (llm) has said nothing for 2 s")
+    assert silent_rank(heard, 140.0, PATIENCE, alarmed=False).startswith("rank 2"), "the one that has been silent for longest"
+    assert silent_rank({}, 140.0, PATIENCE, alarmed=True) == ""
     assert silent_rank(heard, 103.5, Patience(hang_s=5.0), alarmed=False).startswith("rank 2")
 
 

@@ -11,7 +11,7 @@ from headrace.trainer.side_channel import Heard
 HANG_TIMEOUT_S = 600.0
 """As long as NCCL's own watchdog waits for a collective."""
 _SILENCE_S = 30.0
-_SILENCE_AFTER_ALARM_S = 2.0
+_SILENCE_AFTER_ALARM_S = 1.5
 ALARM_S = 3.0
 """How long after an error that another rank's end may have caused a rank that has fallen silent is looked for."""
 _MOST_NAMED = 4
@@ -36,18 +36,18 @@ def who(rank: int, report: ProgressReport | None) -> str:
 
 
 def silent_rank(heard: Mapping[int, Heard], now_s: float, patience: Patience, *, alarmed: bool) -> str:
-    """Return who has fallen silent, in words; empty if nobody has. `now_s`: as `Heard.since_s`.
+    """Return who has been silent for longest, in words; empty if nobody has been for too long. `now_s`: as `Heard.since_s`.
 
     `alarmed`: whether another rank raised an error that such an end may have caused, so that a few missing beats suffice.
     """
     limit_s = min(_SILENCE_AFTER_ALARM_S, patience.silence_s) if alarmed else patience.silence_s
-    for rank, last in heard.items():
-        if now_s - last.since_s > limit_s:
-            return (
-                f"{who(rank, last.report)} has said nothing for {now_s - last.since_s:.0f} s, so that its process has ended or "
-                f"is stopped, or its host is cut off (last: {last.report})"
-            )
-    return ""
+    rank, last = min(heard.items(), key=lambda item: item[1].since_s, default=(0, None))
+    if last is None or now_s - last.since_s <= limit_s:
+        return ""
+    return (
+        f"{who(rank, last.report)} has said nothing for {now_s - last.since_s:.0f} s, so that its process has ended or is stopped, "
+        f"or its host is cut off (last: {last.report})"
+    )
 
 
 def hung_job(reports: Mapping[int, ProgressReport], patience: Patience) -> str:
