@@ -58,7 +58,8 @@ class Wire:
         else:
             end = self.channels[channel]
             sent = self._sent.setdefault(channel, {})
-            _drop_done(sent)
+            if end.reports_sent:
+                _drop_done(sent)
             sent[number] = end.backend.send([tensor], end.peer, end.tag)
 
     def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
