@@ -62,8 +62,6 @@ class ChannelEnd(NamedTuple):
     """The other process's rank in it."""
     tag: int = 0
     """The same for all messages of a channel. Backends that know tags can have several channels, with a tag for each."""
-    reports_sent: bool = True
-    """Whether work of the backend may say that a send is done before anybody waits for it. gloo's does not."""
 
 
 OpenEnd = Callable[[ChannelRanks], ChannelEnd | None]
@@ -142,7 +140,7 @@ def suited_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelE
     if not isinstance(backend, dist.ProcessGroupGloo):
         return group_end(ranks, rank, device)
     sender, receiver, tag = ranks
-    return ChannelEnd(backend, sender + receiver - rank, tag, reports_sent=False) if rank in (sender, receiver) else None
+    return ChannelEnd(backend, sender + receiver - rank, tag) if rank in (sender, receiver) else None
 
 
 def group_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:

@@ -58,8 +58,7 @@ class Wire:
         else:
             end = self.channels[channel]
             sent = self._sent.setdefault(channel, {})
-            if end.reports_sent:
-                _drop_done(sent)
+            _drop_done(sent)
             sent[number] = end.backend.send([tensor], end.peer, end.tag)
 
     def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
