@@ -25,16 +25,17 @@ class ActionClock:
         self._wire = wire
         self._laps = Stopwatch[Action](on_gpu=True) if device.type == "cuda" else None
         self._events: list[Event] = []
-        self._action: Action
-        self._data_wait_s = 0.0
-        self._computed_s = 0.0
+        self.computing = _Blocks(self._laps)
+        """Counts the blocks in it as computation of the present action."""
+        self.waiting_for_data = _Blocks()
+        """Counts the blocks in it as waiting for the data of a portion."""
 
     @contextmanager
     def timing(self, action: Action) -> Iterator[None]:
         """Time the block as an action."""
-        self._action = action
+        self.computing.action = action
         PROGRESS.begin(action)
-        waited_s, data_wait_s, computed_s = self._wire.waited_s, self._data_wait_s, self._computed_s
+        waited_s, data_wait_s, computed_s = self._wire.waited_s, self.waiting_for_data.total_s, self.computing.total_s
         start_s = time.monotonic()
         yield
         self._events.append(
@@ -44,28 +45,10 @@ class ActionClock:
                 start_s,
                 time.monotonic(),
                 self._wire.waited_s - waited_s,
-                self._computed_s - computed_s,
-                self._data_wait_s - data_wait_s,
+                self.computing.total_s - computed_s,
+                self.waiting_for_data.total_s - data_wait_s,
             )
         )
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Count the block as computation of the present action."""
-        began_s = time.monotonic()
-        if self._laps is not None:
-            self._laps.start()
-        yield
-        if self._laps is not None:
-            self._laps.stop(self._action)
-        self._computed_s += time.monotonic() - began_s
-
-    @contextmanager
-    def waiting_for_data(self) -> Iterator[None]:
-        """Count the block as waiting for the data of a portion."""
-        began_s = time.monotonic()
-        yield
-        self._data_wait_s += time.monotonic() - began_s
 
     def recording(self) -> Recording:
         """Return the events so far."""
@@ -74,3 +57,26 @@ class ActionClock:
     def work(self) -> Sequence[MeasuredWork]:
         """Return what was measured of the actions. On a GPU these are seconds of the device, and this waits for it."""
         return measured_work(self._events, None if self._laps is None else self._laps.seconds())
+
+
+class _Blocks:
+    """A context for one block after the other, which adds up their seconds on the host."""
+
+    action: Action
+    """The action of the present block; only where there are laps."""
+
+    def __init__(self, laps: Stopwatch[Action] | None = None) -> None:
+        """`laps`: gets a lap for each block."""
+        self.total_s = 0.0
+        self._laps = laps
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+        if self._laps is not None:
+            self._laps.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._laps is not None and kind is None:
+            self._laps.stop(self.action)
+        self.total_s += time.monotonic() - self._began_s

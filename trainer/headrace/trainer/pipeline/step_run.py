@@ -41,18 +41,26 @@ class Backwards(Protocol):
 class Totals:
     """One process's part of a step's loss; empty except on the last stages of the LLM and the generator."""
 
-    loss_sum: Tensor
-    """float64 scalar, on the device: to read it is to wait for the computation of the step."""
+    device: torch.device
     target_weight: float = 0.0
     _losses: list[tuple[Sequence[int], Tensor]] = field(default_factory=list)
     """Samples and loss of each portion."""
 
     def add(self, loss: StepLoss, samples: Sequence[int]) -> None:
         """Add the loss of a portion with these samples. The host does not wait for it."""
-        loss_sum = loss.loss_sum.detach()
-        self.loss_sum += loss_sum
         self.target_weight += loss.target_weight
-        self._losses.append((samples, loss_sum))
+        self._losses.append((samples, loss.loss_sum.detach()))
+
+    @property
+    def loss_sum(self) -> Tensor:
+        """The sum of all losses, a float64 scalar on the device. To read it is to wait for the computation of the step.
+
+        It is added up behind the last action: between two computations the same work takes several times as long.
+        """
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for _, loss in self._losses:
+            total += loss
+        return total
 
     def non_finite_samples(self) -> list[int]:
         """Return the samples of portions whose loss is not finite. Waits for the device: for a step whose loss is not finite."""
@@ -120,7 +128,7 @@ class StepRun:
     ) -> None:
         """`chunks`: of the place. `backwards`: is told of the last backward of each chunk. `sharded`: what gathers the weights of
         each chunk; empty if every replica keeps all."""
-        self.totals = Totals(torch.zeros((), dtype=torch.float64, device=chunks[0].device))
+        self.totals = Totals(chunks[0].device)
         self.clock = ActionClock(place, wire, chunks[0].device)
         self._chunks, self._wire, self._feed = chunks, wire, feed
         self._number = topology.number(place)
@@ -237,7 +245,7 @@ class StepRun:
         else:
             arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
             tokens = in_order(cargo.arriving, arrived, cargo.orders)
-        with self.clock.computing(), self._passes.of_portion(move.position // len(self._peers), move.kind):
+        with self.clock.computing, self._passes.of_portion(move.position // len(self._peers), move.kind):
             output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
@@ -267,7 +275,7 @@ class StepRun:
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
         if ends:
             weights = self._passes.of_portion(move.position // len(self._peers), move.kind)
-            with self.clock.computing(), self._as_in_forward(), weights:
+            with self.clock.computing, self._as_in_forward(), weights:
                 torch.autograd.backward(ends, gradients)
             if self._defers_weights:
                 self._deferred_weights[move.portion, move.position] = move.chunk.take_weight_gradients()
@@ -293,7 +301,7 @@ class StepRun:
         compute = self._deferred_weights.pop((move.portion, move.position), None)
         if compute is None:
             return
-        with self.clock.computing(), self._as_in_forward():
+        with self.clock.computing, self._as_in_forward():
             compute()
 
     def _as_in_forward(self) -> AbstractContextManager[object]:
@@ -315,7 +323,7 @@ class StepRun:
     # -- data -----------------------------------------------------------------------------------------------------------
 
     def _load(self, number: int) -> Cargo:
-        with self.clock.waiting_for_data():
+        with self.clock.waiting_for_data:
             cargo = self._cargo[number] = self._feed(self._portions[number])
         return cargo
 
