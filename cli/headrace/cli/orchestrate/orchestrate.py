@@ -48,7 +48,7 @@ examples:
   headrace orchestrate --model 7b --spec job.yaml --gpus 512 --device h100 --global-batch 2048
   headrace orchestrate --model mllm-72b --data /data/pictures --gpus 1024 --device a800 --checkpointing llm
   headrace orchestrate --model 8b --data /data/pictures --cluster cluster.yaml --frozen vision --out plan
-  headrace orchestrate --model 7b --data /data/pictures --gpus 64 --device h100 --tp llm=4:8,vision=1 --placements nested
+  headrace orchestrate --model 7b --data /data/pictures --gpus 64 --device h100 --tp llm=2:4,vision=1 --placements nested
 
 a cluster file: a preset and what differs from it, or all fields
   preset: h100          # or gpus_per_node, memory_gib, flops_per_s, intra_node_bytes_per_s, ...
