@@ -9,6 +9,7 @@ import pytest
 
 from headrace.execution_spec import UnitExecution, check_sharing
 from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits
@@ -169,6 +170,21 @@ def test_the_search_says_the_best_of_every_placement() -> None:
     first, *others = found.of_placements.values()
     assert first is found.best
     assert all(found.best.key <= one.key for one in others)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_no_nested_step_is_shorter_than_its_bound(stages: int, has_generator: bool) -> None:
+    """Samples cross replicas, so that what one GPU encodes another waits for."""
+    demand = with_generator() if has_generator else demand_of()
+    on_all = UnitGrid(dp=8, tp=1, pp=1)
+    grids = dict.fromkeys(demand.unit_names, on_all) | {LLM: UnitGrid(dp=8 // stages, tp=1, pp=stages)}
+    nested = Candidate(search="test", grids=grids, microbatches=stages, placement="nested", has_generator=has_generator)
+    batches = draw_batches(demand, 4, 0)
+    judged = judge(demand, nested, batches)
+    bound_s = bubble_bound_s(demand, judged, batches)
+    work_s = 32 * (3.7 if has_generator else 2.7) / 8
+    assert work_s * 0.8 < bound_s <= judged.step_s
 
 
 def test_only_asked_for_placements_are_taken() -> None:
