@@ -148,17 +148,19 @@ def _layouts(demand: Demand, *, has_generator: bool) -> _Layouts:
     cluster, batch, chunks = demand.cluster, demand.global_batch, demand.chunks
     llm, guests, generator = _units(demand)
     guest_widths = sorted(set.intersection(*(set(widths(unit, cluster.gpus_per_node)) for unit in guests)))
+    fewest = min(unit.layers for unit in guests)
+    of_guests = [(tp, pp) for tp in guest_widths for pp in _GUEST_STAGES if pp * chunks <= fewest]
     rows = [
-        (min(left // (tp * pp), batch // count), tp, pp, count, guest_tp, guest_pp, *of_generator)
+        (min(left // (tp * pp), batch // count), tp, pp, count, *of_generator)
         for of_generator in (_nested_generators(demand) if has_generator else _generators(demand))
         if (left := cluster.num_gpus - of_generator[0] * of_generator[1] * of_generator[2]) > 0
         for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_counts(llm.layers, chunks))
         for count in _counts(demand, left // (tp * pp))
-        for guest_tp, guest_pp in itertools.product(guest_widths, _GUEST_STAGES)
-        if guest_pp * chunks <= min(unit.layers for unit in guests) and of_generator[0] * count <= batch
+        if of_generator[0] * count <= batch
     ]
-    dp, tp, pp, count, guest_tp, guest_pp, *columns = np.array(rows, np.int64).reshape(-1, 9).T
-    of_generator, generator_tp, generator_pp = columns
+    columns = np.repeat(np.array(rows, np.int64).reshape(-1, 7), len(of_guests), axis=0).T
+    dp, tp, pp, count, of_generator, generator_tp, generator_pp = columns
+    guest_tp, guest_pp = np.tile(np.array(of_guests, np.int64).reshape(-1, 2), (len(rows), 1)).T
     if has_generator:
         of_generator = dp * tp * pp // (generator_tp * generator_pp)
     state, replicas = state_bytes(llm, dp, tp, pp), np.maximum(1, dp * tp * pp // (guest_tp * guest_pp))
