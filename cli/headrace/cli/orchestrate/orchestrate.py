@@ -40,13 +40,15 @@ placements:
   colocated       every GPU has all units, sharded (FSDP): one after the other (`trainer: colocated`)
   encoders-first  encoders on the GPUs of the LLM's pipelines: all their forwards, then the LLM, then all
                   their backwards (`on: llm`, `sharing: colocated`)
-  nested          the same GPUs, but encoders run where the LLM would wait (`sharing: nested`)
+  nested          the same GPUs, but encoders run where the LLM would wait (`sharing: nested`); the generator
+                  has GPUs of its own, or these
 
 examples:
   headrace orchestrate --model qwen2.5-vl-3b --data examples/data --gpus 64 --device a40
   headrace orchestrate --model 7b --spec job.yaml --gpus 512 --device h100 --global-batch 2048
   headrace orchestrate --model mllm-72b --data /data/pictures --gpus 1024 --device a800 --checkpointing llm
   headrace orchestrate --model 8b --data /data/pictures --cluster cluster.yaml --frozen vision --out plan
+  headrace orchestrate --model 7b --data /data/pictures --gpus 64 --device h100 --tp llm=2:4,vision=1 --placements nested
 
 a cluster file: a preset and what differs from it, or all fields
   preset: h100          # or gpus_per_node, memory_gib, flops_per_s, intra_node_bytes_per_s, ...
@@ -92,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--searches", default="all", metavar="NAME,...", help="to compare with (default: all)")
     search.add_argument(
         "--placements", default=",".join(PLACEMENTS), metavar="NAME,...", help="that headrace may take (default: %(default)s)"
+    )
+    search.add_argument(
+        "--tp",
+        default="",
+        metavar="UNIT=N:N,...",
+        help="slices that units may have (default: all that divide them, up to 8)",
     )
     search.add_argument("--batches", type=int, default=20, metavar="N", help="global batches of the judge (default: %(default)s)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the batches that are drawn (default: %(default)s)")

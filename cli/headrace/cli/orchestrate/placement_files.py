@@ -113,6 +113,7 @@ def job_of(problem: PlacementProblem, judgement: Judgement) -> dict[str, Any]:
         said: dict[str, Any] = {}
         if not colocated:
             said |= _guest(candidate, unit.name)
+            said |= _cuts(problem, candidate, unit.name)
             said |= {"dp": grids[unit.name].dp} if grids[unit.name].dp != llm.dp else {}
             said |= {"tp": grids[unit.name].tp} if grids[unit.name].tp > 1 else {}
             said |= _exchange(problem, candidate, unit.name)
@@ -165,6 +166,17 @@ def _guest(candidate: Candidate, unit: str) -> dict[str, Any]:
     return {"on": LLM, **({"pieces": candidate.pieces} if candidate.pieces > 1 else {})}
 
 
+def _cuts(problem: PlacementProblem, candidate: Candidate, unit: str) -> dict[str, Any]:
+    """Return where the LLM is cut into stages; nothing of others, which the trainers cut alike."""
+    from headrace.reorder_service.planning.orchestration.stage_cuts import first_layers
+
+    parts = candidate.grids[unit].pp * problem.demand.chunks
+    if unit != LLM or parts == 1:
+        return {}
+    [demand] = [one for one in problem.demand.units if one.name == unit]
+    return {"cuts": list(first_layers(demand, parts))}
+
+
 def _exchange(problem: PlacementProblem, candidate: Candidate, name: str) -> dict[str, Any]:
     from headrace.reorder_service.planning.orchestration.judge import execution_of
 
@@ -178,10 +190,11 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
     They are those of the user, or counted at the cluster's rate. A model that the trainer has no name for is named as that of
     each part, since the job's own model has other layers.
     """
-    from headrace.reorder_service.planning.cost_model.coefficients import total
+    from headrace.reorder_service.planning.cost_model.coefficients import TARGETS, total
     from headrace.reorder_service.planning.cost_model.coefficients_document import document_of
-    from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, nominal_coefficients
+    from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S
     from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts, PartCosts
+    from headrace.reorder_service.planning.orchestration.counted_costs import counted_coefficients
 
     if problem.coefficients is not None:
         return problem.coefficients
@@ -190,11 +203,15 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
 
     widths = {unit: grid.tp for unit, grid in candidate.grids.items()}
     vocab = 0 if shape.llm.vocab else problem.data.vocab
-    layers = nominal_coefficients(shape, image=spec.image, audio=spec.audio, vocab=vocab, tp=widths)
+    [llm] = [unit for unit in problem.demand.units if unit.name == LLM]
+    reruns = llm.backward_factor if LLM in problem.checkpointing else 0.0
+    layers = counted_coefficients(shape, image=spec.image, audio=spec.audio, vocab=vocab, tp=widths, reruns=reruns)
+    ends = {unit: {"ends": layers[unit][shape.units[unit].layers :]} for unit in widths if unit != LLM}
+    ends[LLM] = {TARGETS: layers[TARGETS]} if TARGETS in layers else {}
     parts = {
         unit: PartCosts(
             layers=tuple(layer.scaled(rate) for layer in layers[unit][: shape.units[unit].layers]),
-            ends={"ends": total(layers[unit][shape.units[unit].layers :]).scaled(rate)},
+            ends={name: total(costs).scaled(rate) for name, costs in ends[unit].items()},
             tp=tp,
         )
         for unit, tp in widths.items()
@@ -216,6 +233,7 @@ def topology_of(problem: PlacementProblem, candidate: Candidate) -> dict[str, An
     for unit, grid in candidate.grids.items():
         units[unit] = _guest(candidate, unit)
         units[unit] |= {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp}
+        units[unit] |= _cuts(problem, candidate, unit)
         units[unit] |= {"frozen": True} if unit in problem.frozen else {}
         units[unit] |= {"checkpointing": True} if unit in problem.checkpointing else {}
     said: dict[str, Any] = {"schedule": problem.demand.schedule}

@@ -137,6 +137,7 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         )  # fmt: skip
     except ValueError as err:
         raise UserError(f"{args.coefficients}: {err}" if document is not None else str(err)) from err
+    demand = _with_widths(demand, args.tp)
     if warning := _small_batch(demand, args.seed):
         notes.append(warning)
     return PlacementProblem(
@@ -151,6 +152,29 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         coefficients_file=args.coefficients,
         notes=tuple(notes),
     )
+
+
+def _with_widths(demand: Demand, text: str) -> Demand:
+    """Return the demand with only those tensor-parallel widths that --tp allows. Raises UserError."""
+    allowed: dict[str, list[int]] = {}
+    for item in filter(None, text.split(",")):
+        unit, _, numbers = item.strip().partition("=")
+        if unit not in demand.unit_names or unit in allowed:
+            raise UserError(f"--tp names each of {', '.join(demand.unit_names)} once at most, got {item!r}")
+        [possible] = [of_unit.forward_s for of_unit in demand.units if of_unit.name == unit]
+        widths = [int(number) if number.isdecimal() else 0 for number in numbers.split(":")]
+        if not set(widths) <= set(possible):
+            raise UserError(f"--tp {item}: a node, the heads and the channels of {unit} allow {':'.join(map(str, possible))}")
+        allowed[unit] = widths
+    units = tuple(
+        unit if unit.name not in allowed else dataclasses.replace(
+            unit,
+            forward_s={tp: unit.forward_s[tp] for tp in unit.forward_s if tp in allowed[unit.name]},
+            kept_bytes={tp: unit.kept_bytes[tp] for tp in unit.forward_s if tp in allowed[unit.name]},
+        )
+        for unit in demand.units
+    )  # fmt: skip
+    return dataclasses.replace(demand, units=units)
 
 
 def _taken(probes: Sequence[Probe], shape: ModelShape, model: str) -> tuple[list[Probe], str]:

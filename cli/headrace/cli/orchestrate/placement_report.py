@@ -111,6 +111,7 @@ class Report:
         return {
             "placement": candidate.placement,
             "units": {unit: {"dp": grid.dp, "tp": grid.tp, "pp": grid.pp} for unit, grid in candidate.grids.items()},
+            "on_llm": list(candidate.guests),
             "gpus": candidate.gpus,
             "microbatches": candidate.microbatches,
             "pieces": candidate.pieces,

@@ -24,6 +24,7 @@ from headrace.published_models import PLANNED_MODELS
 from headrace.reorder_service.jobs.job_execution import check_coefficients, execution_of
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, sharing_of
+from headrace.reorder_service.planning.orchestration.stage_cuts import first_layers
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.spec import load_spec_yaml
 from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_yaml
@@ -52,7 +53,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *options: str) -> str:
 def pipelines(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     """The report and the folder of a placement in pipelines."""
     out = tmp_path_factory.mktemp("placed")
-    options = ["--placements", "disaggregated", "--searches", "megatron", "--checkpointing", "vision"]
+    options = ["--placements", "disaggregated", "--searches", "megatron", "--checkpointing", "vision", "--tp", "vision=1"]
     assert main(["orchestrate", "--model", MODEL, "--data", EXAMPLE, "--out", str(out), *PIPELINES, *options]) == 0
     return json.loads((out / "placement.json").read_text()), out
 
@@ -121,6 +122,7 @@ def test_the_report_says_what_loses_and_where_time_and_memory_go(pipelines: tupl
     report, _ = pipelines
     ours, theirs = report["searches"]
     assert (ours["search"], theirs["search"]) == ("headrace", "megatron")
+    assert ours["units"]["vision"]["tp"] == theirs["units"]["vision"]["tp"] == 1, "nothing else was allowed"
     assert ours["speedup"] >= 1 == theirs["speedup"]
     assert ours["samples_per_s"] == pytest.approx(16 / ours["step_s"])
     assert sum(report["time"].values()) == pytest.approx(1)
@@ -198,7 +200,9 @@ def test_pieces_of_passes_are_said_in_the_job_the_topology_and_the_command(tmp_p
     assert sharing is not None
     assert sharing == sharing_of(candidate)
     assert {unit: job.execution.units[unit].pieces for unit in ("vision", "audio")} == {"vision": 2, "audio": 2}
+    [llm] = [unit for unit in problem.demand.units if unit.name == "llm"]
     topology = load_topology_yaml(tmp_path / "topology.yaml")
+    assert topology.units["llm"].cuts == job.execution.units["llm"].cuts == first_layers(llm, 4)
     topology.check_execution(job.execution, job.topology.stages)
     assert PipelineTopology.of_job(job).units["vision"].pieces == topology.units["vision"].pieces == 2
     emulating = argparse.ArgumentParser()
@@ -283,6 +287,8 @@ def test_what_cannot_be_asked_is_told_before_data_are_read(
     ("options", "words"),
     [
         (["--frozen", "audio"], "--frozen names 'audio', which is no unit of the pipeline (vision, llm)"),
+        (["--tp", "audio=1"], "--tp names each of vision, llm once at most, got 'audio=1'"),
+        (["--tp", "llm=2:4"], "--tp llm=2:4: a node, the heads and the channels of llm allow 1:2"),
         (["--model", "mllm-72b", "--gpus", "4"], "GiB more than the 44.2 GiB that a GPU may use"),
     ],
 )

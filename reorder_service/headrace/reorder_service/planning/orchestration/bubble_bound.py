@@ -2,8 +2,8 @@
 
 Optimus cuts encoders into kernels and places each where the LLM's GPUs would wait (`planning.bubbles`). However small the pieces,
 the step takes what the LLM takes by itself, even if encoders hide all that replicas exchange, and what all work takes if no GPU
-ever waits. Nested actions, which the trainer has,
-are pieces of a stage of a microbatch; what they take more than this is what finer pieces could gain at most.
+ever waits. Nested actions, which the trainer has, are pieces of a stage of a microbatch; what they take more than this is what
+finer pieces could gain at most.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.reorder_service.planning.batch import Ints
+from headrace.reorder_service.planning.batch import Batch, Ints, Slots
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.judge import sharing_of, simulated
+from headrace.reorder_service.planning.orchestration.judge import Simulated, sharing_of, simulated
 from headrace.reorder_service.planning.orchestration.judgement import Judgement
-from headrace.reorder_service.planning.simulation.shared_ranks import least_shared_s, simulate_shared
+from headrace.reorder_service.planning.sharing import Sharing
+from headrace.reorder_service.planning.simulation.eager_depth import planned_work
+from headrace.reorder_service.planning.simulation.shared_ranks import least_shared_s
+from headrace.reorder_service.planning.simulation.simulator import simulate
 
 _BATCHES = 2
 
@@ -29,12 +32,23 @@ def bubble_bound_s(demand: Demand, nested: Judgement, batches: Ints, seed: int =
     sharing, least_s, taken_s = sharing_of(nested.candidate), 0.0, 0.0
     for rows in batches[:_BATCHES]:
         step = simulated(demand, nested.candidate, rows, nested.strategy, seed)
-        is_guest = np.array([unit in sharing.guests for unit in step.batch.units])
-        alone = replace(
-            step.batch,
-            costs=np.where(is_guest[:, None], 0.0, step.batch.costs),
-            execution=replace(step.batch.execution, exchange_s={}),
-        )
-        least_s += max(simulate_shared(alone, step.slots, sharing).step_s, least_shared_s(step.batch, sharing))
+        least_s += max(simulate(planned_work(*_without_guests(step, sharing))).iteration_s, least_shared_s(step.batch, sharing))
         taken_s += step.step_s
     return nested.step_s * least_s / taken_s
+
+
+def _without_guests(step: Simulated, sharing: Sharing) -> tuple[Batch, Slots]:
+    """Return a step's plan with those units only that do not share the LLM's GPUs, and the LLM, and with no exchange."""
+    batch = step.batch
+    own = np.array([unit not in sharing.guests for unit in batch.units])
+    replicas = {unit: count for unit, count in batch.execution.unit_replicas.items() if unit not in sharing.guests}
+    stages = {unit: count for unit, count in batch.topology.stages.items() if unit not in sharing.guests}
+    alone = replace(
+        batch,
+        costs=np.ascontiguousarray(batch.costs[own]),
+        memory=np.ascontiguousarray(batch.memory[own]),
+        transfer_bytes=np.ascontiguousarray(batch.transfer_bytes[own]),
+        topology=replace(batch.topology, stages=stages),
+        execution=replace(batch.execution, exchange_s={}, unit_replicas=replicas),
+    )
+    return alone, step.slots[own]

@@ -12,7 +12,7 @@ from headrace.plan import GENERATOR, LLM
 Placement = Literal["disaggregated", "colocated", "encoders-first", "nested"]
 """Where encoders and generator run. "disaggregated": on GPUs of their own. "colocated": every GPU has all units, sharded (FSDP),
 one after the other. "encoders-first" and "nested": encoders are on the GPUs of the LLM's pipelines, and run in front of the LLM
-and behind it, or between its actions."""
+and behind it, or between its actions. Of the latter, a generator may be there too."""
 SHARING: Mapping[Placement, SharingOrder] = {"encoders-first": "colocated", "nested": "nested"}
 """By placement with encoders on the LLM's pipelines: what a job says of the order (`execution.sharing`)."""
 
@@ -45,7 +45,8 @@ class Candidate:
     pieces: int = 1
     """Into how many actions, each of some of its layers, a pass of each of the units that share GPUs is cut (`execution.units`);
     more than 1 only where they have one stage and the schedule no chunks."""
-
+    has_generator: bool = False
+    """Whether the generator is on the GPUs of the LLM's pipelines as well; nested ones only."""
     in_flight: int | None = None
     """Most microbatches that a stage holds under the eager schedule, where units share GPUs; elsewhere as many as fit its
     memory."""
@@ -56,17 +57,19 @@ class Candidate:
     @property
     def layout(self) -> str:
         """What it has in common with candidates that are laid out alike, whoever found them."""
-        return f"{self.placement} {self.microbatches} {self.pieces} {self.in_flight} {dict(self.grids)}"
+        return f"{self.placement} {self.has_generator} {self.microbatches} {self.pieces} {self.in_flight} {dict(self.grids)}"
 
     @property
     def sharing(self) -> SharingOrder | None:
-        """In which order the GPUs of the LLM's pipelines take its actions and the encoders'; None if they have the LLM alone."""
+        """In which order the GPUs of the LLM's pipelines take its actions and other units'; None if they have the LLM alone."""
         return SHARING.get(self.placement)
 
     @property
     def guests(self) -> tuple[str, ...]:
         """The units that share the GPUs of the LLM's pipelines, in pipeline order."""
-        return () if self.sharing is None else tuple(unit for unit in self.grids if unit not in (LLM, GENERATOR))
+        if self.sharing is None:
+            return ()
+        return tuple(unit for unit in self.grids if unit != LLM and (unit != GENERATOR or self.has_generator))
 
     @property
     def gpus(self) -> int:

@@ -30,7 +30,7 @@ class UnitDemand:
     sent_bytes: Floats
     """(n,) bytes that one stage sends to the next for each sample."""
     end_layers: float = 0.0
-    """Time of what stands behind its last layer (head, projector), over that of a layer."""
+    """Time of what stands behind its last layer (head, projector) on these samples, over that of a layer."""
     front_parameters: float = 0.0
     """Of its weights, those in front of the first layer (embedding), which the first stage has besides its layers."""
     back_parameters: float = 0.0

@@ -161,7 +161,7 @@ def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
     rounds += _CUT * len(_PIECES)
-    return shortlist + len(MICROBATCHES) + 2 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
+    return shortlist + len(MICROBATCHES) + 3 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
 
 
 def candidates_of(demand: Demand, most: int, placements: Collection[str]) -> tuple[list[Candidate], int]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headrace.plan import LLM, Topology
+from headrace.plan import GENERATOR, LLM, Topology
 from headrace.reorder_service.planning.batch import Batch, Floats, Ints, Slots, make_batch
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.orchestration.candidate import Candidate
@@ -202,18 +202,20 @@ def execution_of(demand: Demand, candidate: Candidate) -> Execution:
 def _exchange(demand: Demand, candidate: Candidate) -> dict[str, tuple[float, float]]:
     """Return by unit the seconds of the exchange of weights and of gradients that a mean microbatch's computing does not hide.
 
-    Where units share GPUs, the LLM's weights come behind those of the encoders.
+    Where units share GPUs, the LLM's weights come behind those of the encoders, and a generator's behind the LLM's.
     """
-    found, of_guests = {}, 0.0
+    found, in_front_s = {}, 0.0
     for unit in demand.units:
         grid = candidate.grids[unit.name]
         shape = demand.cluster, grid.dp, grid.tp, grid.pp
         samples = microbatch_samples(demand, candidate, unit.name)
         forward_s = samples * float(unit.forward_s[grid.tp].mean()) * float(time_share(unit, grid.pp))
         first, last = exposed_exchange_s(unit, *shape, forward_s)
-        if unit.name in candidate.guests:
-            of_guests += float(exchange_s(unit, *shape))
-        found[unit.name] = float(first) + (of_guests if unit.name == LLM else 0.0), float(last)
+        found[unit.name] = float(first), float(last)
+        if unit.name in (LLM, GENERATOR) and unit.name in (*candidate.guests, LLM):
+            found[unit.name] = float(first) + in_front_s, float(last)
+        if unit.name in (*candidate.guests, LLM):
+            in_front_s += float(exchange_s(unit, *shape))
     return found
 
 

@@ -17,10 +17,11 @@ from headrace.backward_factors import backward_factors
 from headrace.model_shape import ModelShape, TransformerShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats
-from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, VISION
+from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, TARGETS, VISION, LayerCost, total
 from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, estimate
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.orchestration.cluster import Cluster
+from headrace.reorder_service.planning.orchestration.counted_costs import counted_coefficients
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 
 if TYPE_CHECKING:
@@ -96,14 +97,21 @@ def demand_of(
     if lacking := [unit for unit in units if not widths[unit]]:
         raise ValueError(f"the coefficients have no tensor-parallel width that unit {lacking[0]!r} can have: measure width 1")
     rate = 1.0 if measured is not None else DEVICE_FLOPS_PER_S / (cluster.flops_per_s * cluster.efficiency)
+    own = {unit: _Weights.of(shape, unit, image, audio, vocab) for unit in units}
     seconds: dict[str, dict[int, Floats]] = {unit: {} for unit in units}
     kept: dict[str, dict[int, Floats]] = {unit: {} for unit in units}
     sent: dict[str, Floats] = {}
+    end_layers = {unit: of_unit.end_products / shape.units[unit].layer_weights for unit, of_unit in own.items()}
+    reruns = factors[LLM] if LLM in training.checkpointing else 0.0
     for tp in sorted({tp for of_unit in widths.values() for tp in of_unit}):
         having = [unit for unit in units if tp in widths[unit]]
+        slices = dict.fromkeys(having, tp)
+        layers = measured[tp].coefficients if measured is not None else counted_coefficients(
+            shape, image=image, audio=audio, vocab=vocab, tp=slices, reruns=reruns
+        )  # fmt: skip
         costs = estimate(
             probes, shape, image=image, audio=audio, vocab=vocab, units=units,
-            measured=None if measured is None else measured[tp].coefficients, tp=dict.fromkeys(having, tp),
+            measured=layers, tp=slices,
             checkpointing=training.checkpointing, frozen=training.frozen, backward_factors=factors,
         )  # fmt: skip
         for unit in having:
@@ -112,7 +120,8 @@ def demand_of(
             exchanged = exchange_s(shape.units[unit], sent[unit], tp, cluster) * passes / (1 + factors[unit])
             seconds[unit][tp] = costs.seconds[unit] * rate + exchanged
             kept[unit][tp] = costs.memory_bytes[unit]
-    own = {unit: _Weights.of(shape, unit, image, audio, vocab) for unit in units}
+        if LLM in having and TARGETS in layers:
+            end_layers[LLM] = _head_layers(probes, shape.llm, total(layers[TARGETS]), float(costs.seconds[LLM].sum()))
     return Demand(
         units=tuple(
             UnitDemand(
@@ -124,7 +133,7 @@ def demand_of(
                 forward_s=seconds[unit],
                 kept_bytes=kept[unit],
                 sent_bytes=sent[unit],
-                end_layers=own[unit].end_products / shape.units[unit].layer_weights,
+                end_layers=end_layers[unit],
                 front_parameters=own[unit].front,
                 back_parameters=own[unit].back + own[unit].projector,
                 microbatch_s=fixed.get(unit, (0.0, 0.0)),
@@ -137,6 +146,12 @@ def demand_of(
         schedule=training.schedule,
         chunks=training.chunks,
     )
+
+
+def _head_layers(probes: Sequence[Probe], shape: TransformerShape, head: LayerCost, llm_s: float) -> float:
+    """Return what the LLM's head takes on these samples, in times of a layer. llm_s: seconds of layers and head together."""
+    head_s = sum(head.seconds(probe.num_targets) for probe in probes if probe.num_targets)
+    return head_s / (llm_s - head_s) * shape.layers
 
 
 def exchange_s(shape: TransformerShape, sent_bytes: Floats, tp: int, cluster: Cluster) -> Floats:
@@ -162,8 +177,8 @@ class _Weights:
     """Behind the last one, without the projector to the next unit."""
     projector: float
     end_products: float
-    """Of those behind the last layer, how many every position is multiplied with on average: the layers' partition counts
-    them."""
+    """Of those behind the last layer, how many every position is multiplied with on average. In the LLM they are those of the
+    head, which only tokens that carry loss are multiplied with."""
 
     @property
     def total(self) -> float:

@@ -4,7 +4,8 @@ The LLM has every number of slices, and of stages those that whole layers make w
 on each GPU or few stages, and slices no wider than its own widths allow: its work is then spread evenly over all GPUs, which is
 what disaggregated layouts can only round to. The price is memory, as every GPU holds weights of all units, and bubbles of the
 LLM's pipelines that encoders fill only if they are nested in them. A generator, which the LLM's backwards wait for, has GPUs of
-its own: those shares of all GPUs that its work is of all work, rounded to its replicas.
+its own, those shares of all GPUs that its work is of all work, rounded to its replicas. Beside nested encoders it may be nested
+as well, on all GPUs.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MOST_ACTIONS = 30_000
 """Forwards of a step, of as many replicas of all stages as the encoders have: more take too long to simulate, and most of their
 microbatches would be empty."""
 _OF_EACH = 3
-"""Layouts that are taken of each number of stages and slices of the LLM; their encoders are cut differently."""
+"""Layouts that are taken of each number of stages and slices of the LLM; what shares its GPUs is cut differently."""
 _ROOM = 0.9
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is fuller."""
 _TIGHT = 2
@@ -60,6 +61,8 @@ class _Layouts:
     guest_pp: Ints
     generator: tuple[Ints, Ints, Ints]
     """dp, tp and pp of the generator, if there is one."""
+    has_generator: bool
+    """Whether that is on the LLM's GPUs."""
 
     @property
     def ranks(self) -> Ints:
@@ -75,6 +78,7 @@ class _Layouts:
             guest_tp=self.guest_tp[rows],
             guest_pp=self.guest_pp[rows],
             generator=(of_generator[rows], generator_tp[rows], generator_pp[rows]),
+            has_generator=self.has_generator,
         )
 
     def candidate(self, demand: Demand, row: int, seconds: float, placement: Placement, search: str) -> Candidate:
@@ -91,6 +95,7 @@ class _Layouts:
             grids={unit: hosts.get(unit, guest) for unit in demand.unit_names},
             microbatches=int(self.microbatches[row]),
             placement=placement,
+            has_generator=self.has_generator,
             estimated_s=seconds,
         )
 
@@ -101,13 +106,13 @@ def shares(demand: Demand) -> bool:
 
 
 def can_be_cut(demand: Demand, candidate: Candidate) -> bool:
-    """Return whether passes of a candidate's encoders can be cut into pieces, and are where the LLM has bubbles for these."""
+    """Return whether passes of what shares the LLM's GPUs can be cut into pieces, and are where it has bubbles for these."""
     of_one_stage = all(candidate.grids[unit].pp == 1 for unit in candidate.guests)
     return candidate.placement == "nested" and demand.chunks == 1 and of_one_stage and candidate.grids[LLM].pp > 1
 
 
 def in_pieces(demand: Demand, candidate: Candidate, numbers: Sequence[int]) -> Iterator[Candidate]:
-    """Yield the candidate with its encoders' passes cut into so many pieces, which have a layer each at least."""
+    """Yield the candidate with passes of what shares GPUs cut into so many pieces, which have a layer each at least."""
     layers = min(unit.layers for unit in demand.units if unit.name in candidate.guests)
     for number in numbers:
         if number <= layers:
@@ -115,43 +120,59 @@ def in_pieces(demand: Demand, candidate: Candidate, numbers: Sequence[int]) -> I
 
 
 def shared_candidates(demand: Demand, most: int, placements: Collection[str], search: str) -> tuple[list[Candidate], int]:
-    """Return at most so many candidates of each placement with shared GPUs that is asked for, and the number of all layouts."""
+    """Return at most so many candidates of each placement with shared GPUs that is asked for, and the number of all layouts.
+
+    Nested ones with the generator on the LLM's GPUs and with one on its own are as two placements.
+    """
     asked: list[Placement] = [placement for placement in SHARING if placement in placements]
     if not asked or not shares(demand):
         return [], 0
-    layouts = _layouts(demand)
-    found = []
-    for placement in asked:
-        nested = placement == "nested"
-        seconds, of_means_s = (_step_s(demand, layouts, nested=nested, of_means=of_means) for of_means in (False, True))
-        found += _fastest(demand, layouts, (seconds, of_means_s), placement, search, most)
-    return found, len(asked) * layouts.microbatches.size
+    found: list[Candidate] = []
+    num_layouts = 0
+    for has_generator in (False, True) if GENERATOR in demand.unit_names else (False,):
+        layouts = _layouts(demand, has_generator=has_generator)
+        for placement in asked:
+            nested = placement == "nested"
+            if nested or not has_generator:
+                seconds, of_means_s = (_step_s(demand, layouts, nested=nested, of_means=of_means) for of_means in (False, True))
+                found += _fastest(demand, layouts, (seconds, of_means_s), placement, search, most)
+                num_layouts += layouts.microbatches.size
+    return found, num_layouts
 
 
-def _layouts(demand: Demand) -> _Layouts:
-    """Return all layouts whose state alone does not exceed the memory of a GPU; all, if there are none such."""
+def _layouts(demand: Demand, *, has_generator: bool) -> _Layouts:
+    """Return all layouts whose state alone does not exceed the memory of a GPU; all, if there are none such.
+
+    has_generator: whether the generator is on the LLM's GPUs.
+    """
     cluster, batch, chunks = demand.cluster, demand.global_batch, demand.chunks
     llm, guests, generator = _units(demand)
     guest_widths = sorted(set.intersection(*(set(widths(unit, cluster.gpus_per_node)) for unit in guests)))
+    fewest = min(unit.layers for unit in guests)
+    of_guests = [(tp, pp) for tp in guest_widths for pp in _GUEST_STAGES if pp * chunks <= fewest]
     rows = [
-        (min(left // (tp * pp), batch // count), tp, pp, count, guest_tp, guest_pp, *of_generator)
-        for of_generator in _generators(demand)
+        (min(left // (tp * pp), batch // count), tp, pp, count, *of_generator)
+        for of_generator in (_nested_generators(demand) if has_generator else _generators(demand))
         if (left := cluster.num_gpus - of_generator[0] * of_generator[1] * of_generator[2]) > 0
         for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_counts(llm.layers, chunks))
         for count in _counts(demand, left // (tp * pp))
-        for guest_tp, guest_pp in itertools.product(guest_widths, _GUEST_STAGES)
-        if guest_pp * chunks <= min(unit.layers for unit in guests) and of_generator[0] * count <= batch
+        if of_generator[0] * count <= batch
     ]
-    dp, tp, pp, count, guest_tp, guest_pp, *columns = np.array(rows, np.int64).reshape(-1, 9).T
-    of_generator, generator_tp, generator_pp = columns
+    columns = np.repeat(np.array(rows, np.int64).reshape(-1, 7), len(of_guests), axis=0).T
+    dp, tp, pp, count, of_generator, generator_tp, generator_pp = columns
+    guest_tp, guest_pp = np.tile(np.array(of_guests, np.int64).reshape(-1, 2), (len(rows), 1)).T
+    if has_generator:
+        of_generator = dp * tp * pp // (generator_tp * generator_pp)
     state, replicas = state_bytes(llm, dp, tp, pp), np.maximum(1, dp * tp * pp // (guest_tp * guest_pp))
     forwards = np.maximum(replicas, of_generator) * count * (pp + guest_pp * len(guests) + generator_pp) * chunks
     whole = (dp * tp * pp % (guest_tp * guest_pp) == 0) & (forwards <= _MOST_ACTIONS)
-    whole &= dp * tp * pp % np.maximum(1, generator_tp) == 0  # slices of a layer lie in one node
+    on_its_ranks = generator_tp * generator_pp if has_generator else generator_tp
+    whole &= dp * tp * pp % np.maximum(1, on_its_ranks) == 0  # slices of a layer lie in one node
     for unit in guests:
         state = state + state_bytes(unit, replicas, guest_tp, guest_pp)
     if generator is not None:
-        state = np.maximum(state, state_bytes(generator, of_generator, generator_tp, generator_pp))
+        of_its_ranks = state_bytes(generator, np.maximum(1, of_generator), generator_tp, generator_pp)
+        state = state + of_its_ranks if has_generator else np.maximum(state, of_its_ranks)
     fitting = whole & (state <= usable_bytes(cluster))
     every = _Layouts(
         llm=(dp, tp, pp),
@@ -159,6 +180,7 @@ def _layouts(demand: Demand) -> _Layouts:
         guest_tp=guest_tp,
         guest_pp=guest_pp,
         generator=(of_generator, generator_tp, generator_pp),
+        has_generator=has_generator,
     )
     return every.of(np.flatnonzero(fitting if fitting.any() else whole))
 
@@ -180,6 +202,13 @@ def _generators(demand: Demand) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(found))
 
 
+def _nested_generators(demand: Demand) -> list[tuple[int, int, int]]:
+    """Return (0, tp, pp) of the generator for every width and few numbers of stages: it has no GPUs besides the LLM's."""
+    [generator] = [unit for unit in demand.units if unit.name == GENERATOR]
+    stages = [pp for pp in _GUEST_STAGES if pp * demand.chunks <= generator.layers]
+    return [(0, tp, pp) for tp, pp in itertools.product(widths(generator, demand.cluster.gpus_per_node), stages)]
+
+
 def _counts(demand: Demand, replicas: int) -> list[int]:
     """Return the numbers of microbatches that leave a replica a sample in each; none where there is no GPU for a replica."""
     if replicas == 0:
@@ -199,8 +228,9 @@ def _step_s(demand: Demand, layouts: _Layouts, *, nested: bool, of_means: bool) 
     """Return the estimated seconds of a step of each layout.
 
     The LLM's pipelines, with a generator behind them, take what `estimate.step_s` says. Encoders in front take their share of the
-    encoders' work besides. Nested ones take it only as far as the LLM's bubbles are too short for it, but for the first
-    microbatch's forward, which is in front of all, and the last one's backward. of_means: as if all samples were mean ones.
+    encoders' work besides. Nested ones, and a nested generator, take it only as far as the LLM's bubbles are too short, but for
+    the first microbatch's forward, which is in front of all, and the last one's backward. of_means: as if all samples were mean
+    ones.
     """
     llm, guests, generator = _units(demand)
 
@@ -226,6 +256,8 @@ def _step_s(demand: Demand, layouts: _Layouts, *, nested: bool, of_means: bool) 
     shape = replicas, layouts.guest_tp, layouts.guest_pp
     work, first, sent = np.zeros(count.size), np.zeros(count.size), np.zeros(count.size)
     exposed = np.zeros(count.size)
+    if layouts.has_generator:
+        work, exposed, behind = count * of_stage, behind, exposed
     for unit in guests:
         of_microbatch, of_stage = _of_microbatch(unit, shape, batch / count / replicas)
         largest = largest_s(unit, layouts.guest_tp)
@@ -287,7 +319,7 @@ def _fastest(
     largest sample and with mean ones.
     """
     usable = usable_bytes(demand.cluster)
-    taken: dict[tuple[bool, int, int], set[UnitGrid]] = {}
+    taken: dict[tuple[bool, int, int], set[tuple[UnitGrid, ...]]] = {}
     sure: list[Candidate] = []
     likely: list[Candidate] = []
     tight: list[tuple[float, Candidate]] = []
@@ -301,9 +333,9 @@ def _fastest(
             continue
         is_sure = memory + _of_largest(demand, candidate) <= usable
         of_llm = taken.setdefault((is_sure, candidate.grids[LLM].tp, candidate.grids[LLM].pp), set())
-        guest = candidate.grids[candidate.guests[0]]
-        if guest not in of_llm and len(of_llm) < _OF_EACH:
-            of_llm.add(guest)
+        guests = tuple(candidate.grids[unit] for unit in candidate.guests)
+        if guests not in of_llm and len(of_llm) < _OF_EACH:
+            of_llm.add(guests)
             (sure if is_sure else likely).append(candidate)
         if len(sure) >= most:
             break

@@ -1,12 +1,15 @@
 """How the layers of a unit are dealt to its stages, and what share of the unit's time, layers and weights its fullest stage has.
 
 Stages have whole layers. Behind the last layer stands what the last stage has besides: the LLM's head, an encoder's projector.
-The trainer cuts so that the longest stage is as short as possible, and so do we: a large head takes layers from the last stage.
+We cut so that the longest stage is as short as possible: a large head takes layers from the last stage. So does the trainer where
+no cuts are given, but as if the head computed every token. Of the LLM they are given (`first_layers`), as only tokens that carry
+loss pass its head.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 
@@ -35,6 +38,11 @@ def layers_of_parts(layers: int, parts: int, end_layers: float = 0.0) -> tuple[i
             best = key, cut
     assert best is not None
     return best[1]
+
+
+def first_layers(unit: UnitDemand, parts: int) -> tuple[int, ...]:
+    """Return the first layer of every part of a unit but the first, as `UnitExecution.cuts` has them."""
+    return tuple(accumulate(layers_of_parts(unit.layers, parts, unit.end_layers)))[:-1]
 
 
 def time_share(unit: UnitDemand, pp: Ints | int) -> Floats:

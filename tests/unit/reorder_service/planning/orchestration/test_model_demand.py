@@ -1,5 +1,9 @@
 """What a model asks of a cluster is what the cost model counts, at the cluster's rate, with what slices exchange."""
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +14,7 @@ from headrace.reorder_service.planning.cost_model.measured_costs import Measured
 from headrace.reorder_service.planning.orchestration.cluster import CLUSTERS
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.model_demand import Training, demand_of, exchange_s, units_of, widths_of
+from headrace.reorder_service.planning.orchestration.stage_cuts import first_layers
 from headrace.sample import Probe
 from headrace.spec import AudioSpec, ImageSpec
 
@@ -21,17 +26,48 @@ PROBES = [
 ]
 
 
-def demand(model: str = "qwen2.5-vl-3b", measured: dict[int, MeasuredCosts] | None = None, **training: object) -> Demand:
+RATE = DEVICE_FLOPS_PER_S / (A40.flops_per_s * 0.5)
+HEAD_S = 2 * 2048 * 151_936 / DEVICE_FLOPS_PER_S
+"""Of one token, at the nominal rate."""
+
+
+def demand(
+    model: str = "qwen2.5-vl-3b",
+    measured: dict[int, MeasuredCosts] | None = None,
+    probes: Sequence[Probe] = PROBES,
+    **training: object,
+) -> Demand:
     how = Training(**{"global_batch": 8, **training})
-    return demand_of(PROBES, PLANNED_MODELS[model], A40, how, image=ImageSpec(), audio=AudioSpec(), measured=measured)
+    return demand_of(probes, PLANNED_MODELS[model], A40, how, image=ImageSpec(), audio=AudioSpec(), measured=measured)
 
 
 def test_seconds_are_counted_at_the_clusters_rate() -> None:
     shape = PLANNED_MODELS["qwen2.5-vl-3b"]
     counted = estimate(PROBES, shape, image=ImageSpec(), audio=AudioSpec(), units=("vision", "llm")).seconds
+    counted["llm"] -= HEAD_S * np.array([probe.num_tokens - probe.num_targets for probe in PROBES])
     for unit in demand().units:
-        expected = counted[unit.name] * DEVICE_FLOPS_PER_S / (A40.flops_per_s * 0.5)
-        np.testing.assert_allclose(unit.forward_s[1], expected)
+        np.testing.assert_allclose(unit.forward_s[1], counted[unit.name] * RATE)
+
+
+def test_the_head_is_charged_for_targets_as_often_as_it_runs_and_in_slices_of_the_vocabulary() -> None:
+    """What a token with loss takes more: forward and backward, also where the layers run their forward again."""
+    more = [replace(PROBES[0], num_targets=10), replace(PROBES[0], num_targets=110)]
+    for checkpointing, tp in itertools.product(((), ("llm",)), (1, 2)):
+        llm = demand(probes=more, checkpointing=checkpointing).units[1]
+        assert llm.backward_factor == (3.0 if checkpointing else 2.0)
+        without, with_more = llm.forward_s[tp] * (1 + llm.backward_factor)
+        assert with_more - without == pytest.approx(100 * 3 * HEAD_S * RATE / tp)
+
+
+def test_stages_are_cut_by_what_the_head_takes_on_these_samples() -> None:
+    shape = PLANNED_MODELS["qwen2.5-vl-3b"].llm
+    layers_s = estimate(PROBES, PLANNED_MODELS["qwen2.5-vl-3b"], image=ImageSpec(), audio=AudioSpec()).seconds["llm"].sum()
+    layers_s -= HEAD_S * sum(probe.num_tokens for probe in PROBES)
+    llm = demand().units[1]
+    assert llm.end_layers == pytest.approx(70 * HEAD_S / (layers_s / shape.layers))
+    assert first_layers(llm, 2) == (18,)
+    assert first_layers(demand(probes=[replace(probe, num_targets=probe.num_tokens) for probe in PROBES]).units[1], 2) == (20,)
+    assert first_layers(llm, 1) == ()
 
 
 def test_slices_of_a_layer_exchange_its_rows_as_often_as_it_runs() -> None:
@@ -46,9 +82,10 @@ def test_slices_of_a_layer_exchange_its_rows_as_often_as_it_runs() -> None:
         halves = estimate(
             PROBES, PLANNED_MODELS["qwen2.5-vl-3b"], image=ImageSpec(), audio=AudioSpec(), units=("vision", "llm"), tp={"llm": 2}
         ).seconds["llm"]  # fmt: skip
-        rate = DEVICE_FLOPS_PER_S / (A40.flops_per_s * 0.5)
+        halves -= HEAD_S * np.array([probe.num_tokens for probe in PROBES])
+        head = 3 * HEAD_S / 2 * np.array([probe.num_targets for probe in PROBES])
         whole = llm.forward_s[2] * (1 + llm.backward_factor)
-        np.testing.assert_allclose(whole, halves * rate * (1 + llm.backward_factor) + passes * once)
+        np.testing.assert_allclose(whole, (halves * (1 + llm.backward_factor) + head) * RATE + passes * once)
 
 
 def test_widths_divide_heads_and_channels_and_stay_in_a_node() -> None:

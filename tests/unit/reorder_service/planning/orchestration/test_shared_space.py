@@ -7,7 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace.execution_spec import UnitExecution, check_sharing
 from headrace.plan import GENERATOR, LLM
+from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits
@@ -89,7 +91,9 @@ def with_generator(gpus: int = 8, **options: object) -> Demand:
 
 def test_a_generator_has_gpus_of_its_own_beside_them() -> None:
     demand = with_generator()
-    found, _ = shared_candidates(demand, 10, BOTH, "test")
+    every, _ = shared_candidates(demand, 10, BOTH, "test")
+    assert {one.placement for one in every if one.has_generator} == {"nested"}, "the LLM's backwards wait for it"
+    found = [one for one in every if not one.has_generator]
     assert {one.placement for one in found} == set(BOTH)
     for one in found:
         assert one.gpus == one.grids[LLM].gpus + one.grids[GENERATOR].gpus <= 8
@@ -101,10 +105,30 @@ def test_a_generator_has_gpus_of_its_own_beside_them() -> None:
     assert all(len(one.ranks) == one.candidate.grids[LLM].pp + one.candidate.grids[GENERATOR].pp for one in judged)
 
 
-@pytest.mark.parametrize("placement", BOTH)
-def test_a_generator_and_shared_gpus_have_curves_of_memory(placement: str) -> None:
+def test_a_generator_is_nested_on_all_gpus_as_encoders_are() -> None:
+    demand = with_generator()
+    found = [one for one in shared_candidates(demand, 10, ["nested"], "test")[0] if one.has_generator]
+    assert any(one.grids[LLM].pp > 1 for one in found)
+    for one in found:
+        assert one.guests == ("vision", "audio", GENERATOR)
+        assert {grid.gpus for grid in one.grids.values()} == {one.gpus}
+        assert fits(demand, one)
+        assert in_words(one).startswith("vision ")
+        assert f", generator {one.grids[GENERATOR].dp} x " in in_words(one).split(" nested in ")[0]
+    batches = draw_batches(demand, 1, 0)
+    for one in found:
+        judged = judge(demand, one, batches)
+        assert judged.step_s >= 32 * 3.7 / 8, "all the work, spread evenly over the GPUs"
+        assert {rank.unit for rank in judged.ranks} == {LLM}
+        on_llm = {unit: UnitExecution(on=LLM if unit in one.guests else None) for unit in one.grids}
+        check_sharing(on_llm, "nested", {unit: grid.gpus for unit, grid in one.grids.items()})
+
+
+@pytest.mark.parametrize(("placement", "of_found"), [("encoders-first", 0), ("nested", 0), ("nested", -1)])
+def test_a_generator_and_shared_gpus_have_curves_of_memory(placement: str, of_found: int) -> None:
     demand = with_generator(kept=1 * GIB)
-    one = shared_candidates(demand, 4, [placement], "test")[0][0]
+    one = shared_candidates(demand, 4, [placement], "test")[0][of_found]
+    assert one.has_generator == (of_found == -1)
     batches = draw_batches(demand, 1, 0)
     judged, step = judge(demand, one, batches), simulated(demand, one, batches[0])
     curves = memory_curves(demand, one, step, judged.ranks)
@@ -146,6 +170,21 @@ def test_the_search_says_the_best_of_every_placement() -> None:
     first, *others = found.of_placements.values()
     assert first is found.best
     assert all(found.best.key <= one.key for one in others)
+
+
+@pytest.mark.parametrize("stages", [1, 4])
+@pytest.mark.parametrize("has_generator", [False, True])
+def test_no_nested_step_is_shorter_than_its_bound(stages: int, has_generator: bool) -> None:
+    """Samples cross replicas, so that what one GPU encodes another waits for."""
+    demand = with_generator() if has_generator else demand_of()
+    on_all = UnitGrid(dp=8, tp=1, pp=1)
+    grids = dict.fromkeys(demand.unit_names, on_all) | {LLM: UnitGrid(dp=8 // stages, tp=1, pp=stages)}
+    nested = Candidate(search="test", grids=grids, microbatches=stages, placement="nested", has_generator=has_generator)
+    batches = draw_batches(demand, 4, 0)
+    judged = judge(demand, nested, batches)
+    bound_s = bubble_bound_s(demand, judged, batches)
+    work_s = 32 * (3.7 if has_generator else 2.7) / 8
+    assert work_s * 0.8 < bound_s <= judged.step_s
 
 
 def test_only_asked_for_placements_are_taken() -> None:

@@ -29,7 +29,10 @@ def search(demand: Demand, microbatch: int = 1, *, llm_stages: int | None = None
     llm = next(unit for unit in demand.units if unit.name == LLM)
     node = demand.cluster.gpus_per_node
     tried = []
-    for tp in reversed([width for width in widths(llm, node) if width <= WIDEST]):
+    dividing = [width for width in widths(llm, node) if all(width % widths(unit, node)[0] == 0 for unit in demand.units)]
+    if not dividing:
+        raise ValueError(f"{NAME}: no number of slices of {LLM} is a multiple of one of every unit: allow some that is")
+    for tp in reversed([width for width in dividing if width <= WIDEST]):
         every = _layouts(demand, llm, tp, microbatch)
         candidates = [candidate for candidate in every if llm_stages in (None, candidate.grids[LLM].pp)]
         if found := best_first(demand, candidates):
