@@ -1,7 +1,7 @@
 """For every test: gRPC's own log stays out of the output, commands are started by exec, Ctrl-C is heard, hypothesis draws the
 same examples every time, for as long as they take, transformers finds a torchaudio that loads, torch takes one thread, what
-multiprocessing forks is forked from a process that has imported torch, tries are counted without a wait, files that wait come
-among files that compute, and garbage is sought among what is new."""
+multiprocessing forks is forked from a process that has imported torch, which one worker has, tries are counted without a wait,
+files that wait come among files that compute, and garbage is sought among what is new."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +26,8 @@ multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.nursery
 
 
 WAITING = Path(__file__).parent / "integration"
+COMMANDS = "tests.chaos_trainer.node_nursery"
+"""What forks the commands of tests/integration."""
 LAST_WAITING = 0.85
 """The share of all other files after which the last one of these begins."""
 
@@ -33,14 +38,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Import what a process needs that runs tests: not the one that deals them out to others, which would take seconds for it."""
+    """Import what a process needs that runs tests: not the one that deals them out to others, which would take seconds for it.
+    That one has a mother of nurseries for all of them."""
     if getattr(config.option, "numprocesses", None):
+        from tests.nursery import mother
+
+        stack = ExitStack()
+        os.environ[mother.ADDRESS] = stack.enter_context(mother.standing(COMMANDS))
+        config.add_cleanup(stack.close)
         return
     gc.disable()  # until all is collected: nearly all that is made until then stays
     import headrace.torchaudio_import  # noqa: F401  # its native part fails beside torch for the CPU, whoever imports it first
     from tests.examples import load
 
     load(thorough=config.getoption("thorough"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of `--dist loadfile`, one that has files together which start the same."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from tests.forking_files import FilesTogether
+
+    return FilesTogether(config, log)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -70,7 +91,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Have no later search for garbage look at 9,000 collected tests and the modules, which took half a second each time."""
+    """Have no later search for garbage look at 9,000 collected tests and the modules, which took half a second each time; and
+    the planner be warmed up once only."""
+    if "headrace.reorder_service.planning" in sys.modules:
+        from tests.nursery.kernels import warm_up_once
+
+        warm_up_once()
     gc.collect()
     gc.freeze()
     gc.enable()

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import settings
 
 THOROUGH = "thorough"
-SHARE = 0.4
+SHARE = 0.2
 """Of all examples, the share that the suite draws ..."""
 LEAST = 10
 """... and so many at least, where there are as many."""

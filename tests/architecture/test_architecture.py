@@ -54,8 +54,11 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imported_modules(path)}
 
 
+@pytest.mark.slow
 def test_the_layers_hold() -> None:
-    """The contracts of pyproject.toml: cli over the services over headrace, planning pure, no tensor in the reorder service."""
+    """The contracts of pyproject.toml: cli over the services over headrace, planning pure, no tensor in the reorder service.
+    `make test` has them from `make layers`.
+    """
     # In a process of its own: in ours it would switch off the loggers that other tests read.
     command = [
         sys.executable,

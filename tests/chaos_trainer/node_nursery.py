@@ -16,6 +16,7 @@ from headrace.cli.run import node_processes
 from tests.chaos_trainer.faults import Fault
 from tests.chaos_trainer.strike import Strikes, install
 from tests.nursery import commands
+from tests.nursery.commands import prepare
 from tests.nursery.forking import POLL_S, die_with_parent, leave, serve
 
 TORN_DOWN = ("n0", "n1")
@@ -44,7 +45,7 @@ class _Process:
             time.sleep(POLL_S)
 
 
-def _run(**order: Any) -> int:
+def run(**order: Any) -> int:
     """In the child: a node, or a service as a nursery of commands has it."""
     return _node(**order) if "node" in order else commands.run(**order)
 
@@ -79,5 +80,5 @@ def _node(
 
 
 if __name__ == "__main__":
-    commands.prepare()
-    sys.exit(serve(_run))
+    prepare()
+    sys.exit(serve(run))

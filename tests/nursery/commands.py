@@ -53,6 +53,7 @@ def load() -> None:
 def prepare() -> None:
     """Be ready to fork commands."""
     load()
+    kernels.warm_up_once()
     kernels.warm_up()
 
 

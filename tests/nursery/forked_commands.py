@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.nursery.nursery import Forked, Nursery
+from tests.nursery.mother import ADDRESS
+from tests.nursery.nursery import Forked, LentNursery, Nursery
 
 HOOK = "TESTS_HOOK"
 """A variable of the environment: the file of a program to run before the command."""
@@ -26,9 +27,10 @@ class ForkedCommands:
 
     @property
     def nursery(self) -> Nursery:
-        """Begun when it is first asked for."""
+        """Begun when it is first asked for; lent by the suite's mother where there is one."""
         if self._nursery is None:
-            self._nursery = Nursery(self._module, self._folder / "nursery.log")
+            address = os.environ.get(ADDRESS)
+            self._nursery = LentNursery(address) if address else Nursery(self._module, self._folder / "nursery.log")
         return self._nursery
 
     def start(self, arguments: Sequence[str], log: Path, environment: Mapping[str, str], errors: Path | None = None) -> Forked:

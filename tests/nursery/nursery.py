@@ -7,12 +7,13 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from headrace.child_process import with_parent_death_signal
 
@@ -34,21 +35,27 @@ class Nursery:
                 bufsize=1,
                 start_new_session=True,
             )
+        assert self._popen.stdin is not None
+        assert self._popen.stdout is not None
+        self._begin(self._popen.stdin, self._popen.stdout)
+
+    def _begin(self, orders: IO[str], answers: IO[str]) -> None:
+        self._orders = orders
         self._changed = threading.Condition()
         self._numbers = itertools.count()
         self._pids: dict[int, int] = {}
         self._codes: dict[int, int] = {}
         self._has_ended = False
-        threading.Thread(target=self._hear, daemon=True).start()
+        self._hearing = threading.Thread(target=self._hear, args=(answers,), daemon=True)
+        self._hearing.start()
 
     @property
     def pid(self) -> int:
         return self._popen.pid
 
-    def _hear(self) -> None:
-        assert self._popen.stdout is not None
-        with self._popen.stdout as lines:
-            for line in lines:
+    def _hear(self, answers: IO[str]) -> None:
+        with answers, contextlib.suppress(ConnectionResetError):  # of a lent one that was killed
+            for line in answers:
                 message = json.loads(line)
                 with self._changed:
                     if "number" in message:
@@ -64,13 +71,12 @@ class Nursery:
     def fork(self, **order: Any) -> int:
         """Its process's id. order: what the module's function takes, all of it JSON. Raises TimeoutError."""
         number = next(self._numbers)
-        assert self._popen.stdin is not None
         with self._changed:
             with contextlib.suppress(BrokenPipeError):  # it has ended, as is seen below
-                self._popen.stdin.write(json.dumps(order | {"number": number}) + "\n")
+                self._orders.write(json.dumps(order | {"number": number}) + "\n")
             self._changed.wait_for(lambda: number in self._pids or self._has_ended, START_TIMEOUT_S)
             if number not in self._pids:
-                raise TimeoutError(f"nothing was forked: {self._popen.poll()}")
+                raise TimeoutError(f"nothing was forked, as the nursery {'has ended' if self._has_ended else 'is busy'}")
             return self._pids[number]
 
     def code(self, pid: int, timeout_s: float = 0.0) -> int | None:
@@ -84,11 +90,39 @@ class Nursery:
 
     def close(self) -> None:
         """All that it has forked ends with it."""
-        assert self._popen.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # what an ended one has not read
-            self._popen.stdin.close()
+            self._orders.close()
         self._popen.kill()
         self._popen.wait()
+
+
+class LentNursery(Nursery):
+    """A fork of the suite's mother, which has imported for all."""
+
+    def __init__(self, address: str) -> None:
+        """address: the mother's socket. Raises OSError if nobody is there."""
+        self._connection = socket.socket(socket.AF_UNIX)
+        try:
+            self._connection.connect(address)
+        except OSError:
+            self._connection.close()
+            raise
+        orders = self._connection.makefile("w")
+        orders.reconfigure(line_buffering=True)
+        self._begin(orders, self._connection.makefile("r"))
+
+    @property
+    def pid(self) -> int:
+        raise NotImplementedError("it is known to its mother alone")
+
+    def close(self) -> None:
+        """All that it has forked ends with it."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._connection.shutdown(socket.SHUT_WR)
+        self._hearing.join()
+        with contextlib.suppress(BrokenPipeError):
+            self._orders.close()
+        self._connection.close()
 
 
 class Forked:

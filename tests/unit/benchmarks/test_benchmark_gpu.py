@@ -1,24 +1,21 @@
-"""`make gpu-check`: what becomes of a check that raises, dies or hangs, what is counted and how, and all of it on the CPU."""
+"""`make gpu-check`: what becomes of a check that raises, dies or hangs, and what is counted and how."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable
 from multiprocessing import forkserver
-from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import recompiles
-from benchmarks.gpu.__main__ import CHECKS, TOTAL_S, main
+from benchmarks.gpu.__main__ import CHECKS, TOTAL_S
 from benchmarks.gpu.host_waits_of_step import LISTED, place_of
 from benchmarks.gpu.idle_share import idle_share
 from benchmarks.gpu.isolated_check import Check, CheckProcesses
 from benchmarks.gpu.stage_speed import model_flops
 from benchmarks.gpu.target import EMULATED, Target, peak_flops_per_s
-from benchmarks.report import RESULTS, Section
+from benchmarks.report import Section
 from headrace.model_shape import TransformerShape
 from headrace.trainer.loading.collate import cumulative
 from tests.unit.benchmarks import misbehaving_checks
@@ -139,26 +136,3 @@ def test_the_places_that_may_wait_exist(place: str) -> None:
 def test_a_run_has_an_end_within_eight_minutes() -> None:
     assert TOTAL_S <= 8 * 60
     assert all(check.budget_s <= TOTAL_S / 2 for check in CHECKS)
-
-
-@pytest.mark.integration
-@pytest.mark.timeout(400)
-def test_the_cpu_form_runs_every_check_and_leaves_the_gpus_figures_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_gpus = RESULTS / "gpu.json"
-    before = of_gpus.read_bytes() if of_gpus.exists() else None
-    assert main(["--results", str(tmp_path), "--cpu"]) == 0, capsys.readouterr().out
-    assert (of_gpus.read_bytes() if of_gpus.exists() else None) == before
-    assert EMULATED in capsys.readouterr().out
-    (path,) = tmp_path.iterdir()
-    report = json.loads(path.read_text())
-    assert path.name == "gpu-emulated.json"
-    assert EMULATED.removesuffix(":") in report["machine"]["device"]
-    assert {row["section"] for row in report["rows"]} == {CPU.title(check.title) for check in CHECKS}
-    assert [row for row in report["rows"] if row["ok"] is False] == []
-
-
-def test_a_compiled_block_is_compiled_anew_once_and_not_for_every_microbatch() -> None:
-    (row,) = recompiles.measure(CPU)
-    assert row.value <= 1

@@ -25,7 +25,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        (["compare", "COSTS", "--global-batch", "40"], "100 GPU hours become"),
+        (["compare", "COSTS", "--global-batch", "40", "--replicas", "1", "--num-stages", "2"], "100 GPU hours become"),
         pytest.param(
             ["simulate", "COSTS", "--replicas", "1", "--num-stages", "2"], "SIMULATED: 64 samples", marks=pytest.mark.slow
         ),

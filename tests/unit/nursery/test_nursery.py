@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nursery.nursery import Forked, Nursery
+from tests.nursery import mother
+from tests.nursery.nursery import Forked, LentNursery, Nursery
 from tests.unit.nursery import forked_child
 
 END_S = 20.0
@@ -41,3 +42,18 @@ def test_a_fork_ends_with_its_code_by_a_signal_or_with_its_nursery(nursery: Nurs
     assert waiting.wait(END_S) == -signal.SIGKILL
     with pytest.raises(TimeoutError, match="nothing was forked"):
         nursery.fork(log=str(tmp_path / "late.log"), code=0)
+
+
+def test_what_a_mother_lends_ends_by_itself_and_with_her(tmp_path: Path) -> None:
+    with mother.standing(forked_child.__name__) as address:
+        first, second = LentNursery(address), LentNursery(address)
+        ended, waiting = (fork(first, tmp_path / f"{code}.log", code) for code in (3, None))
+        other = fork(second, tmp_path / "other.log", None)
+        assert ended.wait(END_S) == 3
+        first.close()
+        assert waiting.wait(END_S) == -signal.SIGKILL
+        assert other.poll() is None
+    assert other.wait(END_S) == -signal.SIGKILL
+    second.close()
+    with pytest.raises(OSError, match="No such file"):
+        LentNursery(address)

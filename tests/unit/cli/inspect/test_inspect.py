@@ -1,5 +1,6 @@
 """`headrace inspect` as its user meets it: what it reports of a data set, and how it refuses."""
 
+import contextlib
 import io
 import json
 from collections.abc import Callable
@@ -38,8 +39,11 @@ def talk(question: str, answer: str = "Yes.") -> bytes:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
+    return write_data(tmp_path / "data")
+
+
+def write_data(folder: Path) -> Path:
     """Two shards: four good samples (text; image; text and two images; text, image, audio) and two refused ones."""
-    folder = tmp_path / "data"
     folder.mkdir()
     write_tar(
         folder / "a.tar",
@@ -79,17 +83,27 @@ def inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Inspect:
     return call
 
 
-def test_it_counts_samples_media_and_modalities(data: Path, inspect: Inspect) -> None:
-    report = inspect(data)
-    assert report["path"] == str(data)
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What is said of that data."""
+    folder, said = tmp_path_factory.mktemp("inspected"), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert main(["inspect", str(write_data(folder / "data")), "--out", str(folder / "out"), "--format", "json"]) == 0
+    found = json.loads(said.getvalue())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_it_counts_samples_media_and_modalities(report: dict[str, Any]) -> None:
+    assert Path(report["path"]).name == "data"
     assert (report["shards"], report["samples"], report["not_probed"]) == (2, 4, 0)
     assert (report["images"], report["recordings"]) == (4, 1)
     assert report["modalities"] == {"text": 3, "image": 3, "audio": 1}
     assert report["combinations"] == {"text": 1, "image": 1, "text+image": 1, "text+image+audio": 1}
 
 
-def test_refused_samples_are_named_with_their_reasons(data: Path, inspect: Inspect) -> None:
-    refused = {item["sample"]: item for item in inspect(data)["refused"]}
+def test_refused_samples_are_named_with_their_reasons(report: dict[str, Any]) -> None:
+    refused = {item["sample"]: item for item in report["refused"]}
     assert {name: item["reason"] for name, item in refused.items()} == {
         "data/b.tar/cut": "corrupt_media",
         "data/b.tar/few": "placeholder_mismatch",
@@ -97,15 +111,15 @@ def test_refused_samples_are_named_with_their_reasons(data: Path, inspect: Inspe
     assert refused["data/b.tar/few"]["detail"] == "1 image placeholders for 0 media"
 
 
-def test_image_sizes_are_those_of_the_files_and_tokens_those_of_the_patch_grid(data: Path, inspect: Inspect) -> None:
-    found = inspect(data)["histograms"]
+def test_image_sizes_are_those_of_the_files_and_tokens_those_of_the_patch_grid(report: dict[str, Any]) -> None:
+    found = report["histograms"]
     assert (found["image_side_px"]["min"], found["image_side_px"]["p50"], found["image_side_px"]["max"]) == (84, 112, 560)
     # 28 x 28 pixels a token: 10 x 5; 20 x 2 + 2 x 4; 28 x 84 is scaled up to the least area, 56 * 56: 2 x 4
     assert (found["image_tokens"]["count"], found["image_tokens"]["min"], found["image_tokens"]["max"]) == (3, 8, 50)
 
 
-def test_audio_is_in_seconds_and_counts_samples_that_have_some(data: Path, inspect: Inspect) -> None:
-    assert inspect(data)["histograms"]["audio_s"] == dict.fromkeys(("min", "p10", "p50", "p90", "p99", "max"), 2.0) | {"count": 1}
+def test_audio_is_in_seconds_and_counts_samples_that_have_some(report: dict[str, Any]) -> None:
+    assert report["histograms"]["audio_s"] == dict.fromkeys(("min", "p10", "p50", "p90", "p99", "max"), 2.0) | {"count": 1}
 
 
 def test_text_tokens_are_what_is_left_without_the_media(tmp_path: Path, inspect: Inspect) -> None:
@@ -131,15 +145,15 @@ def test_tokens_of_tiles_are_counted_without_their_padding(tmp_path: Path, capsy
     assert main(["inspect", "--spec", str(job), "--preview", *options]) == 0
 
 
-def test_fewer_pixels_are_fewer_image_tokens_and_the_same_sizes(data: Path, inspect: Inspect) -> None:
-    full, small = inspect(data), inspect(data, "--max-pixels", str(112 * 112))
+def test_fewer_pixels_are_fewer_image_tokens_and_the_same_sizes(data: Path, report: dict[str, Any], inspect: Inspect) -> None:
+    full, small = report, inspect(data, "--max-pixels", str(112 * 112))
     assert small["histograms"]["image_side_px"] == full["histograms"]["image_side_px"]
     assert small["histograms"]["image_tokens"]["max"] < full["histograms"]["image_tokens"]["max"]
     assert small["histograms"]["text_tokens"] == full["histograms"]["text_tokens"]
 
 
-def test_the_picture_is_there(data: Path, inspect: Inspect) -> None:
-    assert matplotlib.image.imread(inspect(data)["picture"]).shape[1] > 1000
+def test_the_picture_is_there(report: dict[str, Any]) -> None:
+    assert matplotlib.image.imread(report["picture"]).shape[1] > 1000
 
 
 def test_the_example_is_whole_and_has_every_modality(inspect: Inspect) -> None:

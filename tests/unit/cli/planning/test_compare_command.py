@@ -55,7 +55,7 @@ def test_a_job_is_compared_as_it_reads_its_sources(tmp_path: Path, capsys: pytes
 
 
 def test_a_cost_table_gives_means_over_its_global_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--limit", "100", "--global-batch", "40", "--replicas", "2", "--num-stages", "3"]
+    options = ["--limit", "100", "--global-batch", "40", "--replicas", "1", "--microbatches", "4", "--num-stages", "2"]
     report = compare(capsys, tmp_path, HARD, *options)
     assert (report["batches"], report["global_batch"]) == (2, 40), "the 20 that are left make no whole batch"
     assert all("fits" not in row for row in report["strategies"]), "no limit of memory is asked for"
@@ -77,7 +77,8 @@ def test_a_table_on_standard_input_is_spread_evenly(
 
 
 def test_what_is_dropped_and_what_does_not_fit_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--limit", "100", "--global-batch", "40", "--replicas", "2", "--num-stages", "3", "--out", str(tmp_path)]
+    shape = ["--replicas", "1", "--microbatches", "4", "--num-stages", "2"]
+    options = ["--limit", "100", "--global-batch", "40", *shape, "--out", str(tmp_path)]
     assert main(["compare", HARD, *options, "--memory-limit", "0.001"]) == 0
     out, err = capsys.readouterr()
     assert "80 of 512 samples used" in out
@@ -101,7 +102,7 @@ def test_the_batch_whose_gain_is_nearest_to_the_mean_is_the_typical_one() -> Non
 
 
 def test_the_table_ends_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", EXAMPLE, "--limit", "64", "--out", str(tmp_path)]) == 0
+    assert main(["compare", EXAMPLE, "--limit", "64", "--replicas", "2", "--num-stages", "3", "--out", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     words = " ".join(out.split())
     assert "100 GPU hours become" in words
@@ -113,14 +114,14 @@ def test_the_table_ends_in_plain_words(tmp_path: Path, capsys: pytest.CaptureFix
 def test_where_nothing_can_be_gained_that_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "one.jsonl"
     table.write_text('{"sample_id": 4, "cost_encoder": 1, "cost_llm": 1}\n')
-    assert main(["compare", str(table), "--out", str(tmp_path)]) == 0
+    assert main(["compare", str(table), "--replicas", "1", "--num-stages", "2", "--out", str(tmp_path)]) == 0
     assert "Planning gains less than 1 % here" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_table_that_costs_nothing_is_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "free.jsonl"
     table.write_text("".join(json.dumps({"sample_id": i, "cost_llm": 0}) + "\n" for i in range(9)))
-    assert main(["compare", str(table), "--out", str(tmp_path)]) == 0
+    assert main(["compare", str(table), "--replicas", "1", "--num-stages", "1", "--out", str(tmp_path)]) == 0
     assert "All costs are zero" in " ".join(capsys.readouterr().out.split())
 
 

@@ -25,16 +25,16 @@ LARGEST_BYTES = 60_000
 def test_every_strategy_has_a_small_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     table, folder = tmp_path / "costs.jsonl", tmp_path / "pictures"
-    costs = rng.lognormal(0, 0.6, (24, 2)).tolist()
+    costs = rng.lognormal(0, 0.6, (12, 2)).tolist()
     rows = ({"sample_id": i, "cost_encoder": encoder, "cost_llm": llm} for i, (encoder, llm) in enumerate(costs))
     table.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = [
         "--replicas",
         "2",
         "--microbatches",
-        "3",
+        "2",
         "--stages",
-        "encoder=1,llm=2",
+        "encoder=1,llm=1",
         "--out",
         str(tmp_path),
         "--format",

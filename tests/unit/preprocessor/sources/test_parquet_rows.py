@@ -241,6 +241,7 @@ print(cache.stats.evicted > 0)
 """
 
 
+@pytest.mark.slow
 def test_a_disk_smaller_than_the_cache_may_be_is_filled_again_and_again(tmp_path: Path) -> None:
     """The disk has 40 KiB, of about 70 that are unpacked; in a name space of its own, where everybody may mount."""
     (tmp_path / "disk").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from headrace.errors import SpecError
 from headrace.preprocessor.decoding import SampleProcessor
 from headrace.preprocessor.records.record import Record
 from headrace.preprocessor.records.record_to_sample import Image, Role, Sample, Segment, Text, Turn
-from headrace.preprocessor.text import BUNDLED, jinja_environment
+from headrace.preprocessor.text import BUNDLED, jinja_environment, template_bounds
 from headrace.preprocessor.text.sequence import NO_TOKEN, PromptTemplate
 from headrace.preprocessor.text.template import load_template
 from headrace.quarantine import BadSampleError, Reason
@@ -27,8 +28,10 @@ from headrace.text_spec import TextSpec
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 CHATML += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 SPARE = "<|spare|>"
-LONG = "{% set a = ['x' * 1000] * 900 %}{% set a = a + a %}"
-"""A list of 1.8 million characters, of which a template of a short sample makes no text."""
+MOST_ITEMS = 100_000
+"""In place of a million, which takes ten times as long to reach."""
+LONG = "{% set a = ['x' * 1000] * 90 %}{% set a = a + a %}"
+"""A list of 180,000 characters, of which a template of a short sample makes no text then."""
 LISTS = (
     "{{ a }}",
     "{{ a ~ '' }}",
@@ -41,11 +44,16 @@ LISTS = (
 LISTS += tuple(f"{{% set b = a | {name} %}}" for name in ("string", "upper", "escape", "urlencode", "replace('a', 'b')", "trim"))
 
 
+@cache
+def tokenizer_with(*special: str) -> str:
+    tokenizer = Tokenizer.from_file(str(BUNDLED))
+    tokenizer.add_special_tokens([*special])
+    return tokenizer.to_str()
+
+
 def folder(path: Path, files: dict[str, Any], *special: str) -> Path:
     """A tokenizer.json with more special tokens, and files beside it: texts, or what becomes JSON."""
-    tokenizer = Tokenizer.from_file(str(BUNDLED))
-    tokenizer.add_special_tokens([SPARE, *special])
-    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "tokenizer.json").write_text(tokenizer_with(SPARE, *special), encoding="utf-8")
     for name, content in files.items():
         (path / name).parent.mkdir(exist_ok=True)
         (path / name).write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
@@ -237,7 +245,10 @@ def test_a_template_writes_no_more_than_a_sample_may_be_long(tmp_path: Path) -> 
         *(f"{LONG}{written}" for written in LISTS),
     ],
 )
-def test_a_template_does_not_put_together_what_is_longer_than_a_sample_may_be(tmp_path: Path, attempt: str) -> None:
+def test_a_template_does_not_put_together_what_is_longer_than_a_sample_may_be(
+    tmp_path: Path, attempt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_bounds, "_MOST_ITEMS", MOST_ITEMS)
     assert refusal(made(tmp_path, attempt + CHATML, max_tokens=100), chat()).reason is Reason.TOO_LONG
 
 
