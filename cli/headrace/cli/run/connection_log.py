@@ -24,7 +24,7 @@ from headrace.observability.logs import pairs
 log = logging.getLogger(__name__)
 
 LOG_CONNECTIONS = "HEADRACE_LOG_CONNECTIONS"
-"""Name of the variable that asks for this log; empty: nobody does. `headrace.cli.main` has gRPC trace handshakes then."""
+"""Name of the variable that asks for this log; empty or 0: nobody does. `headrace.cli.main` has gRPC trace handshakes then."""
 
 EVERY_S = 1.0  # between two lines of the same reason
 _PIPE_BYTES = 1 << 20  # the most that a system gives by default: the trace of some hundred connections
@@ -102,7 +102,7 @@ class ConnectionLog:
 @contextlib.contextmanager
 def connections_logged() -> Iterator[None]:
     """Log connections that TLS turns away during the block, if the environment asks for it."""
-    if not os.environ.get(LOG_CONNECTIONS):
+    if os.environ.get(LOG_CONNECTIONS, "") in ("", "0"):
         yield
         return
     sys.stderr.flush()

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.run.authority import open_authority
-from headrace.cli.run.connection_log import EVERY_S, LOG_CONNECTIONS, ConnectionLog, Trace
+from headrace.cli.run.connection_log import EVERY_S, LOG_CONNECTIONS, ConnectionLog, Trace, connections_logged
 from headrace.identity import CHAIN, CLIENT, KEY
 from tests.papers import expire, make_cluster_papers
 
@@ -175,6 +175,14 @@ def test_handshakes_of_clients_and_those_that_go_on_are_dropped_and_what_others_
         "F1128 23:00:37.743548 1 x",
     ):
         assert trace.take(line) == (False, None)
+
+
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_who_asks_for_none_keeps_standard_error(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv(LOG_CONNECTIONS, asked)
+    before = os.fstat(2).st_ino
+    with connections_logged():
+        assert os.fstat(2).st_ino == before
 
 
 def test_of_each_reason_a_line_a_second_at_most_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
