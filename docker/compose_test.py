@@ -202,9 +202,11 @@ def check_doors(protocol: Protocol, compose: Compose, endpoint: str, folder: Pat
         expect("the job that was trained", "demo" in run([str(BIN / "headrace"), *listing, *client]), True)
     with protocol.check("plain text is refused") as notes:
         notes.append(refused(listing, "speaks TLS only"))
+        expect("its line in the log", 'reason="plain text"' in compose("logs", "reorder"), True)
     with protocol.check("a certificate of another authority is refused") as notes:
         run([str(BIN / "headrace"), "certs", str(folder / "foreign")])
         notes.append(refused([*listing, "--tls", str(folder / "foreign" / "client")], "certificate"))
+        expect("a line in the log", "refused a connection" in compose("logs", "reorder"), True)
     with protocol.check("papers without a token are refused") as notes:
         notes.append(refused([*listing, "--tls", str(folder / "client")], "token"))
     with protocol.check("a trainer's token does not do what only a role of others may") as notes:

@@ -8,6 +8,10 @@ rm -rf pip pip-*.dist-info pyarrow/include numpy/_core/include torch/test
 [ ! -d torch/bin ] || find torch/bin -type f ! -name torch_shm_manager -delete
 # torchaudio's native part links CUDA and is not needed; without it the package loads beside every build of torch.
 rm -f torchaudio/lib/*.so
+# Only type checkers read stubs, only compilers pyarrow's sources; and without a client of its own for Hugging Face's store, which
+# serves downloads to that client and to HTTP alike, huggingface_hub takes HTTP.
+find . -type f -name '*.pyi' -delete
+rm -rf pyarrow/src hf_xet hf_xet-*.dist-info
 # Copies of libraries under names that nothing links, and a client of S3 beside fsspec's, which is the one that reads.
 rm -f pyarrow/libarrow_python*.so pyarrow/libarrow_python*.so.*.*.* pyarrow/libarrow_s3.* pyarrow/_s3fs.*
 # Only a trainer compiles kernels.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
+import inspect
 import logging
 import math
 import time
@@ -52,7 +53,8 @@ _MOST_BYTES = {
     "/headrace.v1.Sessions/Relay": 32 * MIB,  # several commits
 }
 LARGEST_REQUEST_BYTES = max(_MOST_BYTES.values())
-"""What any method takes: gRPC itself refuses more before it has arrived, as it knows one limit for all methods of a server."""
+"""What any method takes: gRPC itself ends a call with more before it has arrived, as it knows one limit for all methods of a
+server, and says so to the caller alone."""
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -145,11 +147,14 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or method.startswith(_OPEN):
             return handler
         if (refusal := self._refusal(dict(details.invocation_metadata), method)) is not None:
-            return _refused(handler, refusal, functools.partial(self._refusals.note, refusal.reason, method, **refusal.more))
+            refused = _refused(handler, refusal, functools.partial(self._refusals.note, refusal.reason, method, **refusal.more))
+            return _arrived(refused, method, self._refusals) if method.startswith(_RATED) else refused
         if "headrace" not in method:
             return handler
         admitted = _decoding(handler, _MOST_BYTES.get(method, MAX_REQUEST_BYTES), method, self._refusals)
-        return self._rated(admitted, method) if method.startswith(_RATED) and math.isfinite(self._rate.per_s) else admitted
+        if not method.startswith(_RATED):
+            return admitted
+        return _arrived(self._rated(admitted, method) if math.isfinite(self._rate.per_s) else admitted, method, self._refusals)
 
     def _refusal(self, metadata: dict[str, Any], method: str) -> _Refusal | None:
         if (self._own or self._folder) and (refusal := self._token_refusal(str(metadata.get(_TOKEN, "")), method)) is not None:
@@ -277,6 +282,36 @@ def _decoding(handler: Any, most_bytes: int, method: str, refusals: Refusals) ->
 
     act = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
     return _handler(handler, act, decoded)
+
+
+def _arrived(handler: Any, method: str, refusals: Refusals) -> Any:
+    """Return the handler of a method with one request as one of a stream, of which the first message is the request: alike on the
+    wire, but called before it has come, and so able to note the peer of a request that gRPC does not let through."""
+    serve, most = handler.unary_stream or handler.unary_unary, LARGEST_REQUEST_BYTES
+
+    async def arriving(requests: AsyncIterable[Any], context: grpc.aio.ServicerContext) -> Any:
+        peer = context.peer()  # empty once gRPC has ended the call
+        async for request in requests:
+            return request
+        refusals.note(Reason.NOT_WHOLE, method, context, peer=peer, at_most_bytes=most)
+        sentence = f"a request is cut off, or larger than the {most} bytes that this service takes"
+        return await _abort(context, UserError(sentence))  # never returns
+
+    async def reply(requests: AsyncIterable[Any], context: grpc.aio.ServicerContext) -> Any:
+        return await serve(await arriving(requests, context), context)
+
+    async def replies(requests: AsyncIterable[Any], context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        served = serve(await arriving(requests, context), context)
+        if inspect.iscoroutine(served):
+            await served
+            return
+        async with contextlib.aclosing(served) as found:
+            async for one in found:
+                yield one
+
+    if handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(replies, handler.request_deserializer, handler.response_serializer)
+    return grpc.stream_unary_rpc_method_handler(reply, handler.request_deserializer, handler.response_serializer)
 
 
 def _handler(like: Any, act: Callable[..., Any], decode: Callable[[bytes], Any] | None) -> Any:

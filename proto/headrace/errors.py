@@ -6,6 +6,7 @@ HeadraceError
 |   |-- SpecError             a field of a job spec is wrong
 |   |-- DatasetError          a data set is missing, empty or unreadable as a whole
 |   |-- NotFoundError         no such job, session or part
+|   |   `-- UnknownTicketError  a ticket of a job that is not known here
 |   |-- ConflictError         the request does not fit the present state
 |   |-- EndpointError         nothing usable answers at an endpoint
 |   |-- UnauthenticatedError  the call carries no token, or one that the service does not know
@@ -21,7 +22,11 @@ HeadraceError
 
 from __future__ import annotations
 
+import re
+
 import grpc
+
+_TOO_LARGE = re.compile(r"message larger than max \((?P<bytes>\d+) vs\. (?P<most>\d+)\)")  # gRPC's words, whichever end says them
 
 
 class HeadraceError(Exception):
@@ -42,6 +47,10 @@ class DatasetError(UserError):
 
 class NotFoundError(UserError):
     """The job, session or part asked for does not exist."""
+
+
+class UnknownTicketError(NotFoundError):
+    """The ticket is that of a job that has ended, or of another reorder service."""
 
 
 class ConflictError(UserError):
@@ -139,6 +148,11 @@ def from_rpc(error: grpc.RpcError, endpoint: str) -> HeadraceError:
     code = error.code() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None
     detail = (error.details() if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else None) or str(error)
     cls = ERROR_OF.get(code, HeadraceError) if code is not None else HeadraceError
+    if large := _TOO_LARGE.search(detail):
+        return UserError(
+            f"a message of {large['bytes']} bytes to or from {endpoint} is too large, as {large['most']} are carried at most: "
+            "ask for less at once, or send less, such as a job with fewer paths"
+        )
     if cls is UnavailableError:
         return UnavailableError(f"{endpoint} does not answer ({detail})")
     if cls is EndpointError:

@@ -26,10 +26,13 @@ class Reason(StrEnum):
     ROLE = "role"
     PROTOCOL = "protocol"
     TOO_LARGE = "too large"
+    NOT_WHOLE = "too large or cut off"
     MALFORMED = "malformed"
     TOO_MANY_CALLS = "too many calls"
     TOO_MANY_JOBS = "too many jobs"
     FOREIGN_HOST = "foreign host"
+    FORGED_TICKET = "forged ticket"
+    UNKNOWN_TICKET = "ticket of an unknown job"
 
 
 class Refusals:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only. What it
 # alone knows are connections that TLS turns away (headrace.cli.run.connection_log); a driver of preprocessors has none.
 _SERVES = sys.argv[1:2] in (["reorder"], ["preprocessor"]) and not any(word.startswith("--engine") for word in sys.argv)
-if _SERVES and os.environ.get("HEADRACE_LOG_CONNECTIONS"):
+if _SERVES and os.environ.get("HEADRACE_LOG_CONNECTIONS", "") not in ("", "0"):
     os.environ |= {"GRPC_VERBOSITY": "INFO", "GRPC_TRACE": "handshaker"}
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

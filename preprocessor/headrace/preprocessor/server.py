@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 import fsspec
 import grpc
 
-from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError
+from headrace.errors import HeadraceError, NotFoundError, PermissionDeniedError, UnknownTicketError
 from headrace.identity import Identity
 from headrace.message_codec import rejection_message
 from headrace.observability import metrics
@@ -113,9 +113,15 @@ class PayloadServicer(payload_pb2_grpc.PayloadServicer):
     def _check(self, ticket: str) -> None:
         key = self._keys(job_of(ticket))
         if key is None:
-            raise NotFoundError(f"the job of ticket {part_of(ticket)!r} is not known here")
+            raise UnknownTicketError(
+                f"the job of ticket {part_of(ticket)!r} is not known here: it has ended, or is that of another reorder service, "
+                "whose own preprocessors have its parts"
+            )
         if not is_genuine(ticket, key):
-            raise PermissionDeniedError(f"ticket {part_of(ticket)!r} does not bear the signature of its job")
+            raise PermissionDeniedError(
+                f"ticket {part_of(ticket)!r} does not bear the signature of its job: fetch with the tickets that the reorder "
+                "service gives to the job's ranks, as they are"
+            )
 
 
 def _header(payload: Payload) -> payload_pb2.PartHeader:

@@ -21,8 +21,9 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from pyarrow import flight
 
-from headrace.errors import EndpointError, HeadraceError, NotFoundError, UserError
+from headrace.errors import EndpointError, HeadraceError, NotFoundError, PermissionDeniedError, UnknownTicketError, UserError
 from headrace.identity import Papers
+from headrace.refusals import Reason, Refusals
 from headrace.transport.base import checksum, read_batches, refusal_message
 from headrace.transport.flight import HEADER, location, values_checksum
 from headrace.v1 import payload_pb2
@@ -48,6 +49,27 @@ Lend = Callable[[payload_pb2.FetchRequest], AbstractAsyncContextManager[Loan]]
 that it raises is passed on to the client."""
 
 
+_REFUSED = {
+    UserError: Reason.MALFORMED,
+    PermissionDeniedError: Reason.FORGED_TICKET,
+    UnknownTicketError: Reason.UNKNOWN_TICKET,
+}
+"""Errors that are lines of the log."""
+
+
+class _Caller:
+    """A Flight call as `headrace.refusals` wants to know it; its metadata is not looked at."""
+
+    def __init__(self, context: flight.ServerCallContext) -> None:
+        self._context = context
+
+    def peer(self) -> str:
+        return str(self._context.peer())
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """A Flight server that sends the parts which an event loop lends. It listens as soon as it is constructed."""
 
@@ -60,6 +82,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """
         self._loop = asyncio.get_running_loop()
         self._lend = lend
+        self._refusals = Refusals()
         self._places = threading.Semaphore(MAX_CALLS)
         self._waiting: set[Future[Any]] = set()
         try:
@@ -69,14 +92,24 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 f"cannot listen on {listen}: the port is taken or not of this machine; --flight-port names another"
             ) from err
 
-    def do_get(self, _context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
+    def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:
         """Answer one call with the requested part. Flight calls it on a thread of the server for each call."""
-        with _told():
+        with _told(), self._noted(context):
             try:
                 request = payload_pb2.FetchRequest.FromString(ticket.ticket)
             except DecodeError as err:
-                raise UserError("the Flight ticket is no FetchRequest") from err
+                raise UserError("the Flight ticket is no FetchRequest: is the peer Headrace's?") from err
             return flight.RecordBatchStream(_table(self._borrow(request), request.columns))
+
+    @contextlib.contextmanager
+    def _noted(self, context: flight.ServerCallContext) -> Iterator[None]:
+        """Note a call with a ticket that cannot be one of the jobs here; parts that are gone are everyday life."""
+        try:
+            yield
+        except HeadraceError as err:
+            if (reason := _REFUSED.get(type(err))) is not None:
+                self._refusals.note(reason, "DoGet", _Caller(context))
+            raise
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls, and let those that send end within `grace_s`. Blocks; do not call it on the event loop's thread."""

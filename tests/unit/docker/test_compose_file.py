@@ -34,6 +34,7 @@ def test_every_container_is_confined(service: str) -> None:
 def test_every_process_has_papers_of_its_own_part_and_may_not_change_them(service: str) -> None:
     container = SERVICES[service]
     assert container["environment"]["HEADRACE_TLS"] == "/run/headrace"
+    assert container["environment"]["HEADRACE_LOG_CONNECTIONS"] == "${HEADRACE_LOG_CONNECTIONS-1}", "0 turns it off"
     part = "reorder" if service == "standby" else service.removesuffix("-gpu")
     assert [volume for volume in container["volumes"] if "papers" in volume] == [f"{part}-papers:/run/headrace:ro"]
     words = " ".join([*container.get("command", []), *container.get("entrypoint", [])])

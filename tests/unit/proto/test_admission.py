@@ -239,6 +239,25 @@ async def test_what_a_preprocessor_of_release_0_1_sends_at_most_is_let_in_and_no
     assert (code, "larger than max" in details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True), "gRPC says so at its beginning"
 
 
+@pytest.mark.parametrize("token", ["", "a token that is long enough"])
+async def test_a_request_that_grpc_itself_ends_is_a_line_with_its_peer(
+    serve: Serve, token: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint, jobs, _ = await serve(token)
+    with pytest.raises(
+        UserError, match=f"a message of 335544.. bytes to or from {endpoint} is too large, as 33554432 are carried"
+    ):
+        await submit(endpoint, spec_json="x" * LARGEST_REQUEST_BYTES)
+    async with asyncio.timeout(60):
+        while not any('reason="too large or cut off"' in record.getMessage() for record in caplog.records):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # the caller hears of it first
+    (line,) = [text for record in caplog.records if "refused a call" in (text := record.getMessage())]
+    assert line.startswith("refused a call method=/headrace.v1.Jobs/Submit peer=ipv4:127.0.0.1:")
+    assert f"release={release()} at_most_bytes=33554432" in line
+    assert not jobs.calls
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 async def test_of_a_stream_that_nobody_reads_little_arrives(serve: Serve) -> None:
     """A busy service has thousands of them."""
     endpoint, _, fleet = await serve("")

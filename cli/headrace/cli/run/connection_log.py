@@ -10,23 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import logging
 import os
 import re
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from urllib.parse import unquote
 
-from headrace.observability.logs import pairs
-
-log = logging.getLogger(__name__)
+from headrace.refused_connections import ConnectionLog
 
 LOG_CONNECTIONS = "HEADRACE_LOG_CONNECTIONS"
-"""Name of the variable that asks for this log; empty: nobody does. `headrace.cli.main` has gRPC trace handshakes then."""
+"""Name of the variable that asks for this log; empty or 0: nobody does. `headrace.cli.main` has gRPC trace handshakes then."""
 
-EVERY_S = 1.0  # between two lines of the same reason
 _PIPE_BYTES = 1 << 20  # the most that a system gives by default: the trace of some hundred connections
 _MOST_LINE = 1 << 16  # bytes of a line that are kept until its end comes
 _MOST_REASON = 120  # characters of a reason that is not known here
@@ -79,30 +74,10 @@ class Trace:
         return True, (unquote(peer[1]), reason)
 
 
-class ConnectionLog:
-    """Writes a line for every connection that is turned away, but of each reason one a second at most: nobody can fill a log."""
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._written_s: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
-
-    def note(self, peer: str, reason: str) -> None:
-        """Note a connection of a peer."""
-        kind = reason if reason in _REASONS.values() else ""  # of words from elsewhere there may be any number
-        now_s = self._now_s()
-        if kind in self._written_s and now_s - self._written_s[kind] < EVERY_S:
-            self._left_out[kind] = self._left_out.get(kind, 0) + 1
-            return
-        self._written_s[kind] = now_s
-        left_out = self._left_out.pop(kind, 0)
-        log.warning("refused a connection %s", pairs(peer=peer, reason=reason, **({"left_out": left_out} if left_out else {})))
-
-
 @contextlib.contextmanager
 def connections_logged() -> Iterator[None]:
     """Log connections that TLS turns away during the block, if the environment asks for it."""
-    if not os.environ.get(LOG_CONNECTIONS):
+    if os.environ.get(LOG_CONNECTIONS, "") in ("", "0"):
         yield
         return
     sys.stderr.flush()
@@ -114,7 +89,9 @@ def connections_logged() -> Iterator[None]:
     os.close(writing)
     # Not through the pipe: our own log and tracebacks.
     sys.stderr = open(kept, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sifting = threading.Thread(target=_sift, args=(reading, kept, ConnectionLog()), name="connection-log", daemon=True)
+    sifting = threading.Thread(
+        target=_sift, args=(reading, kept, ConnectionLog(_REASONS.values())), name="connection-log", daemon=True
+    )
     sifting.start()
     try:
         yield

@@ -25,6 +25,7 @@ from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.page.answers import ANSWER_HEADERS, Answer, Answers
 from headrace.reorder_service.page.page_admission import Caller, PageAdmission
 from headrace.reorder_service.page.page_data import PageData
+from headrace.reorder_service.page.page_door import Door
 from headrace.reorder_service.page.page_tls import https_context
 from headrace.reorder_service.page.static_files import static_answers
 from headrace.reorder_service.page.watched_views import MOST_VIEWERS, Views, parts_of
@@ -74,20 +75,22 @@ async def page_served(options: PageOptions, leadership: Leadership, endpoint: st
     admission = PageAdmission(options.token, options.tokens, calls_per_s=options.calls_per_s, any_host=options.any_host)
     page = Page(admission, PageData(leadership, endpoint))
     server = web.Server(page.handle, access_log=None, keepalive_timeout=KEEPALIVE_S, handler_cancellation=True)
-    secure = https_context(options.identity) if options.identity is not None else None
+    door = Door(https_context(options.identity), server) if options.identity is not None else None
     try:
-        listening = await asyncio.get_running_loop().create_server(server, host.strip("[]"), int(port), ssl=secure)
+        listening = await asyncio.get_running_loop().create_server(door or server, host.strip("[]"), int(port))
     except OSError as err:
         page.close()
         raise EndpointError(
             f"cannot serve the page on {options.listen}: {err.strerror}; give --page another HOST:PORT, port 0 takes a free one"
         ) from err
-    url = f"{'http' if secure is None else 'https'}://{host}:{listening.sockets[0].getsockname()[1]}/"
+    url = f"{'http' if door is None else 'https'}://{host}:{listening.sockets[0].getsockname()[1]}/"
     log.info("page %s", pairs(url=url))
     try:
         yield url
     finally:
         listening.close()
+        if door is not None:
+            await door.close()
         page.views.end()
         await server.shutdown(STOP_S)
         await page.answers.close()

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.run.authority import open_authority
-from headrace.cli.run.connection_log import EVERY_S, LOG_CONNECTIONS, ConnectionLog, Trace
+from headrace.cli.run.connection_log import LOG_CONNECTIONS, Trace, connections_logged
 from headrace.identity import CHAIN, CLIENT, KEY
+from headrace.refusals import EVERY_S
+from headrace.refused_connections import ConnectionLog
 from tests.papers import expire, make_cluster_papers
 
 PATIENCE_S = 60.0
@@ -177,9 +179,17 @@ def test_handshakes_of_clients_and_those_that_go_on_are_dropped_and_what_others_
         assert trace.take(line) == (False, None)
 
 
+@pytest.mark.parametrize("asked", ["", "0"])
+def test_who_asks_for_none_keeps_standard_error(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv(LOG_CONNECTIONS, asked)
+    before = os.fstat(2).st_ino
+    with connections_logged():
+        assert os.fstat(2).st_ino == before
+
+
 def test_of_each_reason_a_line_a_second_at_most_and_all_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     now_s = 0.0
-    connections = ConnectionLog(lambda: now_s)
+    connections = ConnectionLog(["plain text"], lambda: now_s)
     for number in range(5):
         connections.note(f"ipv4:10.0.0.7:{number}", "plain text")
         connections.note(f"ipv4:10.0.0.7:{number}", f"of gRPC {number}")

@@ -374,4 +374,4 @@ def test_what_is_no_request_is_refused_as_such(make_producer: Any) -> None:
         client.do_get(flight.Ticket(b"\xff\xff"))
     error = refusal_value(payload_pb2.Refusal.FromString(caught.value.extra_info))
     assert type(error) is UserError
-    assert str(error) == "the Flight ticket is no FetchRequest"
+    assert str(error) == "the Flight ticket is no FetchRequest: is the peer Headrace's?"

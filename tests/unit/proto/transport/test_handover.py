@@ -105,7 +105,7 @@ def test_an_unknown_transport_is_refused(transports: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("transport", ["shared_memory", "flight"])
 def test_a_part_comes_to_whoever_has_its_ticket_and_to_nobody_else(
-    make_producer: Any, make_client: Any, make_batch: Any, transport: str
+    make_producer: Any, make_client: Any, make_batch: Any, transport: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer, client = make_producer(signed=True), make_client(transport)
     genuine, forged = make_ticket("job", "part", bytes(32)), make_ticket("job", "part", b"another key")
@@ -124,6 +124,11 @@ def test_a_part_comes_to_whoever_has_its_ticket_and_to_nobody_else(
             client.fetch(producer.endpoint, ticket)
     assert producer.servicer.num_parts == {transport: 1}
     assert client.fetch(producer.endpoint, genuine).delivery.transport == transport
+    refused = [text for record in caplog.records if (text := record.getMessage()).startswith("refused a call")]
+    for line in refused:
+        assert line.startswith("refused a call method=DoGet peer=ipv4:127.0.0.1:"), "shared memory is of this host alone"
+    reasons = [reason for reason in ('"forged ticket"', '"ticket of an unknown job"') if any(reason in line for line in refused)]
+    assert len(reasons) == (2 if transport == "flight" else 0), refused
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "flight"])

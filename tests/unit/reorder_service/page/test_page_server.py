@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 import math
+import re
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -262,3 +264,49 @@ async def test_fifty_who_look_cost_what_one_does_and_what_has_not_changed_is_not
         }
     assert {json.dumps(body) for body in bodies} == {json.dumps(bodies[0])}
     assert looks < 10  # some seconds may pass on a busy machine
+
+
+def address_of(session: aiohttp.ClientSession) -> tuple[str, int]:
+    url = session._base_url
+    assert url is not None
+    assert url.host is not None
+    assert url.port is not None
+    return url.host, url.port
+
+
+def distrust(address: tuple[str, int]) -> None:
+    """Connect as a browser that does not know the authority, and says so."""
+    with (
+        socket.create_connection(address, timeout=60) as connection,
+        pytest.raises(ssl.SSLCertVerificationError),
+        ssl.create_default_context().wrap_socket(connection, server_hostname="reorder.headrace"),
+    ):
+        pass
+
+
+async def test_who_is_turned_away_by_https_is_told_why_and_is_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    papers = make_cluster_papers(tmp_path)
+    async with page(identity=Identity(papers / "reorder")) as session:
+        host, port = address_of(session)
+        async with aiohttp.ClientSession() as plain, plain.get(f"http://{host}:{port}/api/service") as reply:
+            said = await reply.text()
+            assert reply.status == 400
+            assert said.startswith(f"this port speaks HTTPS only: ask https://{host}:{port}/, with the ca.crt of the ")
+        await asyncio.to_thread(distrust, (host, port))
+        client = ssl.create_default_context(cafile=str(papers / "client" / AUTHORITIES))
+        await get(session, "/api/service", ssl=client, server_hostname="reorder.headrace")
+        async with asyncio.timeout(60):
+            while "does not accept the certificate" not in caplog.text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)  # the client knows it first
+    lines = [text for record in caplog.records if (text := record.getMessage()).startswith("refused a connection")]
+    assert [re.sub(r"127.0.0.1:\d+", "HOST", line) for line in lines] == [
+        'refused a connection peer=ipv4:HOST reason="plain text"',
+        'refused a connection peer=ipv4:HOST reason="does not accept the certificate"',
+    ]
+
+
+async def test_https_hangs_up_on_who_only_waits(tmp_path: Path) -> None:
+    async with page(identity=Identity(make_cluster_papers(tmp_path) / "reorder")) as session:
+        reading, writing = await asyncio.open_connection(*address_of(session))
+    assert await reading.read() == b""
+    writing.close()
