@@ -12,3 +12,8 @@ class HelpFormatter(argparse.HelpFormatter):
         if "\n" in text.strip():
             return "".join(indent + line for line in text.splitlines(keepends=True))
         return super()._fill_text(text, width, indent)
+
+
+def described(line: str) -> dict[str, str]:
+    """Return a command's one line of the list of commands, and the same as a sentence, with which its own help begins."""
+    return {"help": line, "description": f"{line[0].upper()}{line[1:]}."}
