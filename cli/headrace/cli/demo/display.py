@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.bottleneck import bottleneck
+from headrace.cli.planning.problem import count
 from headrace.cli.progress_bar import told_every
 from headrace.jobs_client import state_name
 from headrace.rates import Look, Looks, decoding_rates, samples_per_s
@@ -102,7 +103,7 @@ class Display:
                 f"{rates[member.preprocessor].samples_per_s:.1f}",
                 f"{rates[member.preprocessor].bytes_per_s / 1e6:.1f}",
                 f"{member.store_bytes / 1e6:.1f} MB",
-                f"{member.leases} leases",
+                count(member.leases, "lease"),
             )
         quarantined = f"quarantined {status.quarantined_samples}" if status.quarantined_samples else ""
         return Group(head, body, quarantined, Text(str(bottleneck(self._looks.held))))
