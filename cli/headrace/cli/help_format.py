@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TypedDict
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -14,6 +15,13 @@ class HelpFormatter(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
-def described(line: str) -> dict[str, str]:
-    """Return a command's one line of the list of commands, and the same as a sentence, with which its own help begins."""
+class Described(TypedDict):
+    """What a command is, as `add_parser` takes it."""
+
+    help: str  # one line in the list of commands
+    description: str  # with which its own help begins
+
+
+def described(line: str) -> Described:
+    """Return a command's one line, and the same as a sentence."""
     return {"help": line, "description": f"{line[0].upper()}{line[1:]}."}
