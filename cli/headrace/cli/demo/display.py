@@ -106,7 +106,9 @@ class Display:
                 count(member.leases, "lease"),
             )
         quarantined = f"quarantined {status.quarantined_samples}" if status.quarantined_samples else ""
-        return Group(head, body, quarantined, Text(str(bottleneck(self._looks.held))))
+        found = bottleneck(self._looks.held)
+        words = str(found) if status.ranks else found.sentence  # who is missing yet, the demo starts itself
+        return Group(head, body, quarantined, Text(words))
 
 
 def _loss(value: float) -> str:
