@@ -19,19 +19,28 @@ help:  ## list the targets
 setup: $(VENV)/.imported $(VENV)/.compiled  ## make .venv with Headrace and all it needs
 
 # The pip that Python 3.11 brings takes minutes of processor time to find what is pinned; a later one seconds.
-PIP_INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP_INSTALL := $(BIN)/pip install --no-compile --disable-pip-version-check --progress-bar off --constraint constraints.txt
+OLD_PYTHON := Headrace needs Python 3.11 or later, and `$(PYTHON)` is %d.%d: name another one, as in `make setup PYTHON=python3.11`
+
+# A command that may take minutes: every ten seconds the last line that it wrote to TARGET.log is shown, and where it fails the end.
+define told
+	@past_s=0; while sleep 10 > /dev/null 2>&1; do past_s=$$((past_s + 10)); echo "$$past_s s: $$(tail -n 1 $@.log | cut -c 1-100)"; done & teller=$$!; \
+	{ $(1); } > $@.log 2>&1 || failed=yes; kill $$teller; \
+	test -z "$$failed" || { tail -n 20 $@.log; exit 1; }
+endef
 
 # What every service needs, before torch and other large packages: the planner needs no more. And what builds Headrace, for which pip
 # would otherwise make an environment of its own.
 $(VENV)/.base: pyproject.toml constraints.txt
-	@echo "setting up $(VENV) (about two minutes the first time)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (some minutes the first time; torch brings several GB where it is the build with CUDA)"
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit("$(OLD_PYTHON)" % v if v < (3, 11) else 0)'
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check 'pip>=25'
-	@$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin 'hatchling>=1.25'
+	$(call told,$(BIN)/python docker/requirements.py pyproject.toml | $(PIP_INSTALL) --requirement /dev/stdin 'hatchling>=1.25')
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.base
-	@$(PIP_INSTALL) --no-build-isolation --editable '.[dev]'
+	$(call told,$(PIP_INSTALL) --no-build-isolation --editable '.[dev]')
 	@touch $@
 
 $(VENV)/.compiled: $(VENV)/.base
@@ -63,7 +72,7 @@ $(VENV)/.browser: tests/page/fetch_browser.py | $(VENV)/.base
 
 # What only the site needs comes when the site is made.
 $(VENV)/.docs: $(VENV)/.installed
-	@$(PIP_INSTALL) --editable '.[docs]'
+	@$(PIP_INSTALL) --quiet --editable '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs  ## make the documentation's site in build/site, with references of commands, of a job's fields and of the library, and check its links (a minute)

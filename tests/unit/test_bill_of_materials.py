@@ -16,8 +16,10 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 LISTING = Path(sys.executable).parent / "cyclonedx-py"
-NEVER_PINNED = {"setuptools"}
-"""By pip-compile: torch takes it, to build extensions."""
+NEVER_PINNED = {"setuptools", "async-timeout"}
+"""By pip-compile: torch takes the former, to build extensions; redis the latter, before Python 3.11.3."""
+OF_CUDA = ("cuda-", "nvidia-", "triton")
+"""What a torch that is built with CUDA pins itself, in the versions that it needs."""
 
 
 def pins() -> dict[str, Version]:
@@ -66,7 +68,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
 def test_every_package_that_is_taken_is_pinned_and_listed(listed: dict[str, Version]) -> None:
     needed = taken("headrace", ["", "dev"])
     assert len(needed) > 100
-    assert sorted(needed - set(pins()) - NEVER_PINNED) == []
+    assert sorted(name for name in needed - set(pins()) - NEVER_PINNED if not name.startswith(OF_CUDA)) == []
     assert sorted(needed - set(listed)) == []
 
 

@@ -148,7 +148,7 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     import argparse  # imported here because it takes a moment too
 
     from headrace.cli.completion import SHELLS
-    from headrace.cli.help_format import HelpFormatter
+    from headrace.cli.help_format import HelpFormatter, described
 
     class Parser(argparse.ArgumentParser):
         """A parser that reports an error in one line, without the usage."""
@@ -216,7 +216,7 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, line) in COMMANDS.items():
-        sub = commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".")
+        sub = commands.add_parser(name, **described(line))
         if name in loaded:
             found = importlib.import_module(f"headrace.cli.{module}")
             found.add_arguments(sub)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -68,13 +68,22 @@ def working(what: str) -> Iterator[None]:
             progress.add_task(what, total=None)
             yield
         return
+    with told_every(
+        PLAIN_INTERVAL_S, lambda past_s: console.print(f"{what}: {past_s:.0f} s so far", markup=False, highlight=False)
+    ):
+        yield
+
+
+@contextmanager
+def told_every(interval_s: float, tell: Callable[[float], object]) -> Iterator[None]:
+    """Call `tell` during the block, every `interval_s` and from a thread of its own, with the seconds since the block began."""
     began_s, ended = time.monotonic(), threading.Event()
 
-    def tell() -> None:
-        while not ended.wait(PLAIN_INTERVAL_S):
-            console.print(f"{what}: {time.monotonic() - began_s:.0f} s so far", markup=False, highlight=False)
+    def tell_on() -> None:
+        while not ended.wait(interval_s):
+            tell(time.monotonic() - began_s)
 
-    teller = threading.Thread(target=tell, name="progress", daemon=True)
+    teller = threading.Thread(target=tell_on, name="progress", daemon=True)
     teller.start()
     try:
         yield

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from headrace.cli.costs.reading_options import add_reading_arguments, reading_spec
 from headrace.cli.former_names import also_called
+from headrace.cli.help_format import described
 from headrace.cli.run.processors import usable_processors
 from headrace.errors import UserError
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="WHAT")
     preprocess = kinds.add_parser(
         "preprocess",
-        help="reading, tokenising and decoding a data set, stage by stage",
+        **described("reading, tokenising and decoding a data set, stage by stage"),
         epilog=_PREPROCESS_EPILOG,
     )
     preprocess.add_argument(
@@ -56,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_arguments(preprocess)
     transport = kinds.add_parser(
         "transport",
-        help="payload from one process to another, by every transport",
+        **described("payload from one process to another, by every transport"),
         epilog="examples:\n  headrace bench transport\n  headrace bench transport --encrypted --repeats 5\n",
     )
     transport.add_argument("--repeats", type=int, default=3, metavar="N", help="the best of N counts (default: %(default)s)")
@@ -65,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--encrypted", action="store_true", help="with mutual TLS, but for the raw socket (default: plain text)"
     )
     for kind in (preprocess, transport):
-        kind.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+        kind.add_argument(
+            "--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)"
+        )
 
 
 def run(args: argparse.Namespace) -> int:

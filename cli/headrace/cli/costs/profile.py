@@ -97,7 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("coefficients.json"), metavar="FILE", help="of coefficients (default: %(default)s)"
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -144,6 +144,7 @@ def _check_data(spec: JobSpec) -> None:
 
 def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: Path, display: Any) -> dict[str, Any]:
     from headrace.cli.demo.demo_services import start_services
+    from headrace.cli.planning.problem import count
     from headrace.cli.watch.summary import summarise
     from headrace.errors import UnavailableError
     from headrace.jobs_client import JobsClient
@@ -152,8 +153,8 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         trainers = 1 + spec.topology.replicas
         display.say(
-            f"starting 1 reorder service, {num_preprocessors} preprocessors and {trainers} trainers "
-            f"(encoders on 1, the LLM's {spec.topology.replicas} replica(s) behind it); logs in {out}/"
+            f"starting 1 reorder service, {count(num_preprocessors, 'preprocessor')} and {trainers} trainers "
+            f"(1 has the encoders, {spec.topology.replicas} the LLM); logs in {out}/"
         )
         services = start_services(group, num_preprocessors, transport, out, Path(store), display)
         endpoint = services.endpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -17,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.bottleneck import bottleneck
+from headrace.cli.planning.problem import count
+from headrace.cli.progress_bar import told_every
 from headrace.jobs_client import state_name
 from headrace.rates import Look, Looks, decoding_rates, samples_per_s
 from headrace.v1.jobs_pb2 import JOB_STATE_INDEXING
@@ -51,25 +52,18 @@ class Display:
     @contextlib.contextmanager
     def waiting(self, doing: Callable[[], str]) -> Iterator[None]:
         """Show during the block for how long it has gone on, and what `doing` returns of it, from a thread of its own."""
-        began_s, over = time.monotonic(), threading.Event()
 
-        def tell() -> None:
-            while not over.wait(TICK_S if self._live else WAITING_INTERVAL_S):
-                text = f"{time.monotonic() - began_s:.0f} s: {doing()}"
-                if self._live:
-                    self._live.update(Text(text, "dim"), refresh=True)
-                else:
-                    self.say(text)
-
-        teller = threading.Thread(target=tell, name="waiting", daemon=True)
-        teller.start()
-        try:
-            yield
-        finally:
-            over.set()
-            teller.join()
+        def tell(past_s: float) -> None:
+            text = f"{past_s:.0f} s: {doing()}"
             if self._live:
-                self._live.update("", refresh=True)
+                self._live.update(Text(text, "dim"), refresh=True)
+            else:
+                self.say(text)
+
+        with told_every(TICK_S if self._live else WAITING_INTERVAL_S, tell):
+            yield
+        if self._live:
+            self._live.update("", refresh=True)
 
     def update(self, status: Any) -> None:
         """Show the job's current status, a JobStatus message."""
@@ -109,10 +103,12 @@ class Display:
                 f"{rates[member.preprocessor].samples_per_s:.1f}",
                 f"{rates[member.preprocessor].bytes_per_s / 1e6:.1f}",
                 f"{member.store_bytes / 1e6:.1f} MB",
-                f"{member.leases} leases",
+                count(member.leases, "lease"),
             )
         quarantined = f"quarantined {status.quarantined_samples}" if status.quarantined_samples else ""
-        return Group(head, body, quarantined, Text(str(bottleneck(self._looks.held))))
+        found = bottleneck(self._looks.held)
+        words = str(found) if status.ranks else found.sentence  # who is missing yet, the demo starts itself
+        return Group(head, body, quarantined, Text(words))
 
 
 def _loss(value: float) -> str:

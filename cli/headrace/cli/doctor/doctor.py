@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(INSTALLATION, STACK),
         help=f"leave the other out; the stack is that at {DEFAULT_ENDPOINT} where none is named (default: both)",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

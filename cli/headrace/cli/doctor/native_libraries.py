@@ -15,7 +15,7 @@ LOAD_TIMEOUT_S = 60.0  # of one process: torch alone takes half a minute from a 
 TORCH = ("torch", "torchaudio")
 OTHERS = ("Arrow Flight", "simplejpeg", "soundfile", "UCX")
 _EXTRA = {"torch": "trainer", "UCX": "rdma"}  # the others are of the extra `preprocessor`
-_PACKAGE = {"Arrow Flight": "pyarrow", "UCX": "ucxx-cu12"}
+_PACKAGE = {"Arrow Flight": "pyarrow", "UCX": "ucxx-cu13"}
 
 Facts = Mapping[str, Any]
 """What a loaded library says of itself, or the `error` with which it does not load."""

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG + "\n".join(_lines())
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of the experiments below")
     parser.add_argument("--list", action="store_true", help="name all experiments, a line each")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

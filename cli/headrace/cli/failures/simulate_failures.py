@@ -49,15 +49,19 @@ DRAWN_HOURS = 12.0  # default length of a drawn trace, as in Oobleck's evaluatio
 DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096, "patches": 4096}  # gpu_memory: 60 of 80 GB
 # Field of Assumptions -> flag, factor from the flag's unit to the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
-    "rebuild_s": ("--rebuild", 1.0, "s until new process groups stand, as measured of six nodes (default: 0.16)"),
+    "rebuild_s": ("--rebuild", 1.0, "seconds until new process groups stand, as measured of six nodes (default: 0.16)"),
     "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, as measured (default: 0.8)"),
-    "horizon_s": ("--horizon", 1.0, "s in which faster pipelines must pay for what headrace copies more (default: 300)"),
-    "detect_s": ("--detect", 1.0, "s until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
-    "restart_s": ("--restart", 1.0, "s to start all processes again; torchrun's on one machine was measured (default: 2.53)"),
+    "horizon_s": ("--horizon", 1.0, "seconds in which faster pipelines must pay for what headrace copies more (default: 300)"),
+    "detect_s": ("--detect", 1.0, "seconds until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
+    "restart_s": (
+        "--restart",
+        1.0,
+        "seconds to start all processes again; measured: torchrun's on one machine (default: 2.53)",
+    ),
     "link_bytes_per_s": ("--link-rate", 1e9, "GB/s of a node's link, by which others copy; Oobleck's cluster (default: 25)"),
     "storage_bytes_per_s": ("--storage-rate", 1e9, "GB/s of checkpoints in all, as in Oobleck's cluster (default: 25)"),
     "save_every": ("--save-every", 1.0, "steps between checkpoints, as in Oobleck's evaluation (default: 10)"),
-    "torchft_s": ("--torchft", 1.0, "s from a kill to torchft's next commit, measured (default: 5.07; tuned: 0.49)"),
+    "torchft_s": ("--torchft", 1.0, "seconds from a kill to torchft's next commit, measured (default: 5.07; tuned: 0.49)"),
 }
 
 
@@ -75,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--hours", type=_positive, metavar="N", help="length of the trace (default: 12, or until the last event of FILE)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the drawing (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the losses that --mtbf draws (default: %(default)s)")
     parser.add_argument(
         "--notice", type=_span, default="0", metavar="TIME", help="a loss is announced so long before (default: 0)"
     )
@@ -88,8 +92,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="picture, PNG or SVG (default: %(default)s)",
     )
-    parser.add_argument("--no-picture", action="store_true", help="write none")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--no-picture", action="store_true", help="draw no picture")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="also draw N samples as the model will see them: patches, log-mel, tokens and loss mask (default: %(const)s)",
     )
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
     add_reading_arguments(parser)
     costs = parser.add_argument_group("cost table")
     costs.add_argument("--costs", type=Path, metavar="FILE", help="write what every sample costs in every unit, as Parquet")

@@ -104,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument("--batches", type=int, default=20, metavar="N", help="global batches of the judge (default: %(default)s)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the batches that are drawn (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("headrace-orchestrate"), metavar="DIR", help="(default: %(default)s)")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ keeps; without them, the costs stand in), bytes_<unit> (what its stages pass on)
 """
 _EPILOG = f"""\
 {COST_TABLE_HELP}
-example:
+examples:
   headrace inspect /data/charts --costs costs.parquet
   headrace plan costs.parquet --strategy joint --replicas 4 --microbatches 32 --encoder-stages 3 --llm-stages 5
   headrace plan costs.parquet --stages vision=2,audio=1,llm=5 --format json > plan.json
@@ -53,7 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_table_arguments(parser)
     parser.add_argument("--strategy", default="auto", metavar="NAME", help=f"{STRATEGY_NAMES} (default: %(default)s)")
     add_pipeline_arguments(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="the plan is JSON (default: %(default)s)")
+    parser.add_argument(
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="of what is printed; json is the whole plan (default: %(default)s)",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON there too")
 
 

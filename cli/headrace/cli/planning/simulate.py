@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 BASELINE = "random"
 _EPILOG = f"""\
 {COST_TABLE_HELP}
-example:
+examples:
   headrace simulate costs.parquet --replicas 4 --microbatches 32 --encoder-stages 3 --llm-stages 5
   headrace simulate costs.parquet --strategies disttrain,joint --schedule interleaved --chunks 2
   headrace simulate costs.parquet --replicas 2 --stages encoder=1,llm=4 --dp encoder=8 --on-llm encoder
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, default=Path("headrace-simulate"), metavar="DIR", help="pictures and traces (default: %(default)s)"
     )
     parser.add_argument("--no-pictures", action="store_true", help="write nothing to DIR, neither pictures nor traces")
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -44,12 +44,12 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace audit`."""
     parser.epilog = _EPILOG
-    parser.add_argument("job", metavar="JOB", help="under way or over")
+    parser.add_argument("job", metavar="JOB", help="name of a job, under way or over")
     parser.add_argument(
         "--by-name", action="store_true", help="also index the shards on this machine, and compare every step name by name"
     )
     add_endpoint(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

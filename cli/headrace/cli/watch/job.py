@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.endpoint import add_endpoint
+from headrace.cli.help_format import described
 from headrace.cli.watch.quarantine import FORMATS, print_quarantine
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ _EXAMPLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace job`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    submit = actions.add_parser("submit", help="start the job of a YAML spec; submitting the same spec again changes nothing")
-    submit.add_argument("spec", type=Path, metavar="JOB.yaml")
+    submit = actions.add_parser(
+        "submit", **described("start the job of a YAML spec; submitting the same spec again changes nothing")
+    )
+    submit.add_argument("spec", type=Path, metavar="JOB.yaml", help="what it reads, its batches and who trains (docs/jobs.md)")
     submit.add_argument(
         "--coefficients", type=Path, metavar="FILE", help="plan with the costs measured by `headrace profile` (default: counted)"
     )
-    show = actions.add_parser("show", help="state, progress, rates and quarantine of one job")
-    show.add_argument("job", metavar="JOB")
+    show = actions.add_parser("show", **described("state, progress, rates and quarantine of one job"))
+    show.add_argument("job", metavar="JOB", help="name of the job")
     listing = actions.add_parser(
         "list",
         help="the jobs that run, and the latest that are over",
@@ -52,25 +55,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Every sample that the job does not use so far: its reason class, source, shard and key, its row in the "
         "shard, the step it was refused in, and what was wrong. Damage that indexing a shard has found is in no row and no step.",
     )
-    quarantine.add_argument("job", metavar="JOB")
-    pause = actions.add_parser("pause", help="plan no further step of a job; what is planned can still be consumed")
-    pause.add_argument("job", metavar="JOB")
-    resume = actions.add_parser("resume", help="go on with a paused job")
-    resume.add_argument("job", metavar="JOB")
+    quarantine.add_argument("job", metavar="JOB", help="name of the job")
+    pause = actions.add_parser("pause", **described("plan no further step of a job; what is planned can still be consumed"))
+    pause.add_argument("job", metavar="JOB", help="name of the job")
+    resume = actions.add_parser("resume", **described("go on with a paused job"))
+    resume.add_argument("job", metavar="JOB", help="name of the job")
     reset = actions.add_parser(
-        "reset", help="go back: undo the commits of a step and of all later ones; ranks connect again, and consume them once more"
+        "reset",
+        **described("go back: undo the commits of a step and of all later ones; ranks connect again, and consume them once more"),
     )
-    reset.add_argument("job", metavar="JOB")
+    reset.add_argument("job", metavar="JOB", help="name of the job")
     reset.add_argument("--step", type=int, required=True, metavar="N", help="the first one to undo")
-    weights = actions.add_parser("weights", help="mix the sources by other weights, from a step on that is not planned yet")
-    weights.add_argument("job", metavar="JOB")
+    weights = actions.add_parser(
+        "weights", **described("mix the sources by other weights, from a step on that is not planned yet")
+    )
+    weights.add_argument("job", metavar="JOB", help="name of the job")
     weights.add_argument("--from-step", type=int, required=True, metavar="N", help="the first one of the new mixture")
     weights.add_argument("weights", nargs="+", metavar="SOURCE=WEIGHT", help="of every source; 0 takes none of it")
     topology = actions.add_parser(
         "topology",
-        help="plan the same global batches for other replicas, from the first uncommitted step on; ranks connect again",
+        **described("plan the same global batches for other replicas, from the first uncommitted step on; ranks connect again"),
     )
-    topology.add_argument("job", metavar="JOB")
+    topology.add_argument("job", metavar="JOB", help="name of the job")
     topology.add_argument("--replicas", type=int, metavar="N", help="DP pipelines (default: as they are)")
     topology.add_argument("--microbatches", type=int, metavar="N", help="of each replica (default: as they are)")
     topology.add_argument(
@@ -91,8 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--coefficients", type=Path, metavar="FILE", help="a file of `headrace profile` with costs for these slices of the layers"
     )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
-    cancel = actions.add_parser("cancel", help="end a job for good; its ledger stays")
-    cancel.add_argument("job", metavar="JOB")
+    cancel = actions.add_parser("cancel", **described("end a job for good; its ledger stays"))
+    cancel.add_argument("job", metavar="JOB", help="name of the job")
     delete = actions.add_parser(
         "delete",
         help="delete jobs that are over, with their ledgers; their names can be used again then",
@@ -100,14 +106,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "are free then. A job that runs is refused: cancel it first. Without this command finished jobs are dropped after the "
         "time that `headrace reorder --keep-finished` names.",
     )
-    delete.add_argument("jobs", nargs="+", metavar="JOB")
+    delete.add_argument("jobs", nargs="+", metavar="JOB", help="names of jobs")
     examples = {name: f"  headrace job {name} {rest}\n" for name, rest in _EXAMPLES.items()}
     parser.epilog = f"examples:\n{''.join(examples.values())}"
     for name, action in actions.choices.items():
         action.epilog = f"example:\n{examples[name]}"
         add_endpoint(action)
         formats = FORMATS if action is quarantine else ("table", "json")
-        action.add_argument("--format", choices=formats, default="table", help="(default: %(default)s)")
+        action.add_argument("--format", choices=formats, default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,10 +39,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace replay`."""
     parser.epilog = _EPILOG
-    parser.add_argument("job", metavar="JOB")
+    parser.add_argument("job", metavar="JOB", help="name of the job")
     parser.add_argument("sample", metavar="SAMPLE", help="SOURCE/SHARD/KEY, or a number in the global order (4711 or '#4711')")
     add_endpoint(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="(default: %(default)s)")
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

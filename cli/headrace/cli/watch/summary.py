@@ -79,7 +79,7 @@ def print_summary(summary: dict[str, Any], output: str) -> None:
     table.add_row("planned for", f"{topology['replicas']} x {topology['microbatches']} microbatches, stages: {stages}")
     table.add_row("strategy", summary["strategy"])
     if summary["bottleneck"]:
-        table.add_row("connected", f"{summary['preprocessors']} preprocessor(s), {summary['ranks']} rank(s)")
+        table.add_row("connected", f"preprocessors: {summary['preprocessors']}, ranks: {summary['ranks']}")
     if summary["steps"]:
         table.add_row("samples", f"{summary['samples']}, {summary['samples_per_s']:.1f} per second")
         table.add_row("data wait", f"{summary['data_wait_fraction']:.1%} of the trainer's time")

@@ -27,7 +27,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace top`."""
     parser.epilog = _EPILOG
-    parser.add_argument("job", nargs="?", metavar="JOB", help="(default: every job)")
+    parser.add_argument("job", nargs="?", metavar="JOB", help="name of a job (default: every job)")
     add_endpoint(parser)
     parser.add_argument(
         "--once",
@@ -42,7 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds between looks; with --once, take more than a step does (default: %(default)s)",
     )
     output = parser.add_mutually_exclusive_group()
-    output.add_argument("--format", choices=("table", "json"), default="table", help="json: once (default: %(default)s)")
+    output.add_argument(
+        "--format",
+        choices=("table", "json"),
+        default="table",
+        help="of what is printed; json is printed once (default: %(default)s)",
+    )
     output.add_argument(
         "--plain",
         action="store_true",

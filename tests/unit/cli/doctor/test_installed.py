@@ -29,7 +29,7 @@ ASKED = [
 ]
 ALL: dict[str, str | None] = {
     one.name: str(next(iter(one.specifier)).version).removesuffix(".*") for one in ASKED if one.specifier
-} | {"ucxx-cu12": "0.45"}
+} | {"ucxx-cu13": "0.45"}
 
 
 def found(diagnoses: Iterator[Diagnosis], check: str) -> Diagnosis:
