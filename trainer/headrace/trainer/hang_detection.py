@@ -45,8 +45,8 @@ def silent_rank(heard: Mapping[int, Heard], now_s: float, patience: Patience, *,
     if last is None or now_s - last.since_s <= limit_s:
         return ""
     return (
-        f"{who(rank, last.report)} has said nothing for {now_s - last.since_s:.0f} s, so that its process has ended or is stopped, "
-        f"or its host is cut off (last: {last.report})"
+        f"{who(rank, last.report)} has said nothing for {now_s - last.since_s:.0f} s, so that its process has ended or is "
+        f"stopped, or its host is cut off (last: {last.report})"
     )
 
 
