@@ -39,6 +39,7 @@ ERRORS = (
     "SpecError",
     "DatasetError",
     "NotFoundError",
+    "UnknownTicketError",
     "ConflictError",
     "EndpointError",
     "UnauthenticatedError",

@@ -39,7 +39,7 @@ DIFFERENT = {
     "--nodes": {"FILE.yaml", "N"},  # who they are; how many
     "--model": {"DIR", "NAME", "sizes"},
     "--device": {"NAME", "auto|cpu|cuda"},  # as they are sold; of this machine
-    "--tp": {"N,...", "UNIT=N,..."},
+    "--tp": {"N,...", "UNIT=N,...", "UNIT=N:N,..."},
 }
 """Options whose values differ between commands, with all that they take."""
 FORMER = {
