@@ -98,12 +98,14 @@ def test_a_job_goes_on_on_another_number_of_ranks(calm, spec, tmp_path: Path, he
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_validation_sets_and_frozen_units_in_bfloat16(calm, spec, tmp_path: Path) -> None:
+def test_validation_sets_frozen_units_and_padded_ones_in_bfloat16(calm, spec, tmp_path: Path) -> None:
     from headrace.cli.example import example_data
 
     execution = {**FSDP, "units": {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"checkpointing": True}}}
     validation = {"held": {"sources": [{"path": str(example_data() / "sound-00000.tar")}]}}
-    document = spec("fsdp-frozen", steps=2, topology=planned(2), execution=execution, validation=validation)
+    forms = {"forms": {"vision": "padded", "audio": "fourth"}}
+    topology = planned(2)
+    document = spec("fsdp-frozen", steps=2, topology=topology, execution=execution, validation=validation, orchmllm=forms)
     logs = trained(calm, tmp_path, calm.submit(document), 2, "--precision", "bf16", "--evaluate-every", "1")
     assert len(losses(logs[0])) == 2
     evaluated = re.findall(r"evaluated .* loss=([\d.]+) ", logs[0].read_text())
