@@ -221,8 +221,8 @@ chaos: setup  ## kill, stop and cut off random processes of a real cluster, and 
 chaos-trainer: setup  ## lose nodes of recoverable jobs at every kind of action, and compare weights and ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos_trainer --minutes 9.5
 
-verify: setup  ## compare the pipeline runtime with one process in 1,257 cases that have every three choices together (an hour)
-	@$(BIN)/python -m tests.verify
+verify: setup  ## compare pipelines (1,257 cases, an hour), FSDP ranks (812) and context parallelism (minutes) with one process; PART=fsdp alone
+	@$(BIN)/python -m tests.verify $(if $(PART),--part $(PART))
 
 # A local version of torch (2.13.0+cpu) becomes the release, which any build of it satisfies; CUDA builds pin their own libraries.
 lock: setup  ## pin what `make setup`, CI and the images install to the newest releases that pyproject.toml allows (two minutes)

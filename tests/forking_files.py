@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xdist.scheduler import LoadFileScheduling
 
-FORKING = ("forkserver", "verify.processes", "verify import processes", "fsdp_processes", "context_ranks")
+FORKING = ("forkserver", "verify.processes", "verify import processes", "fsdp_processes", "context_ranks", "context_processes")
 """Words of the files that do it."""
 
 

@@ -98,12 +98,41 @@ def test_a_job_goes_on_on_another_number_of_ranks(calm, spec, tmp_path: Path, he
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_validation_sets_and_frozen_units_in_bfloat16(calm, spec, tmp_path: Path) -> None:
+def test_a_job_goes_on_in_a_pipeline_and_back_on_fsdp_ranks(calm, spec, tmp_path: Path, headrace) -> None:
+    """The losses are those of a job that one process has trained without a stop."""
+    [alone] = trained(calm, tmp_path, calm.submit(spec("moved-whole", steps=4, topology=planned(1))), 1)
+    execution = {**FSDP, "units": {"llm": {"checkpointing": True}}}
+    job = calm.submit(spec("moved", steps=4, topology=planned(2), execution=execution))
+    of_fsdp, of_pipeline, topology = tmp_path / "of-fsdp", tmp_path / "of-pipeline", tmp_path / "pipeline.yaml"
+    topology.write_text("units: {vision: {}, audio: {}, llm: {dp: 2, checkpointing: true}}")
+
+    def go_back(step: int, folder: Path, *planned_for: str) -> None:
+        for path in (folder / "step-00000004").iterdir():
+            path.unlink()
+        for change in (["reset", job, "--step", str(step)], ["topology", job, *planned_for]):
+            done = headrace("job", *change, "--endpoint", calm.endpoint, timeout_s=60)
+            assert done.returncode == 0, done.stderr
+
+    trained(calm, tmp_path, job, 2, "--checkpoint", str(of_fsdp), "--checkpoint-every", "2")
+    go_back(2, of_fsdp, "--file", str(topology))
+    saving = ["--checkpoint", str(of_pipeline), "--checkpoint-every", "1"]
+    logs = trained(calm, tmp_path, job, 4, "--topology", str(topology), "--resume", str(of_fsdp), *saving)
+    assert losses(logs[-1]) == pytest.approx(losses(alone)[2:], rel=1e-4)
+    go_back(3, of_pipeline, "--fsdp", "2")
+    logs = trained(calm, tmp_path, job, 2, "--fsdp", "--resume", str(of_pipeline))
+    assert losses(logs[0]) == pytest.approx(losses(alone)[3:], rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_validation_sets_frozen_units_and_padded_ones_in_bfloat16(calm, spec, tmp_path: Path) -> None:
     from headrace.cli.example import example_data
 
     execution = {**FSDP, "units": {"vision": {"frozen": True, "frozen_projector": True}, "llm": {"checkpointing": True}}}
     validation = {"held": {"sources": [{"path": str(example_data() / "sound-00000.tar")}]}}
-    document = spec("fsdp-frozen", steps=2, topology=planned(2), execution=execution, validation=validation)
+    forms = {"forms": {"vision": "padded", "audio": "fourth"}}
+    topology = planned(2)
+    document = spec("fsdp-frozen", steps=2, topology=topology, execution=execution, validation=validation, orchmllm=forms)
     logs = trained(calm, tmp_path, calm.submit(document), 2, "--precision", "bf16", "--evaluate-every", "1")
     assert len(losses(logs[0])) == 2
     evaluated = re.findall(r"evaluated .* loss=([\d.]+) ", logs[0].read_text())

@@ -9,6 +9,7 @@ import gc
 
 from torch import nn
 
+import tests.verify.context_processes
 import tests.verify.fsdp_processes
 import tests.verify.processes  # noqa: F401  # what most of these processes run
 from headrace.trainer.train_step import make_optimizer

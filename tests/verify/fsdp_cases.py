@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from headrace.model_shape import ModelShape
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
+from headrace.reorder_service.planning.post_balancing_options import FORMS, Form, PostBalancing
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import initialise
@@ -27,6 +29,7 @@ MODALITIES = (("vision",), ("audio",), ("vision", "audio"))
 STRATEGIES = ("random", "llm-only", "orchmllm")
 FROZEN_SETS = tuple(name for name in FROZEN if "generator" not in name)
 MICROBATCHES = (1, 2)
+BOTH = MODALITIES[-1]
 STEPS = 2
 LEARNING_RATE = 1e-3
 SEED = 1
@@ -54,9 +57,12 @@ class FsdpCase:
     dropout: float = 0.0
     layers: int = 0
     """Of each unit; 0: as in the pipelines' cases."""
+    form: Form = "no_padding"
+    """Of all units: what `orchmllm` balances, and how their layers run."""
 
     def __str__(self) -> str:
-        others = [self.moved, f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
+        others = [self.form * (self.form != "no_padding"), self.moved]
+        others += [f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
         others += [f"shards of {self.shard_ranks}" * bool(self.shard_ranks), "recomputed" * self.checkpointing]
         others += ["clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
         first = f"{self.ranks} ranks, {'+'.join(self.encoders)}, {self.frozen}, {self.strategy}, K {self.microbatches}"
@@ -85,7 +91,8 @@ class FsdpCase:
         rows = [row_of(sample, self.encoders) for sample in self.sample_ids(step)]
         topology = Topology(replicas=self.ranks, microbatches=self.microbatches, stages=dict.fromkeys(self.units, 1))
         ids = np.array([row["sample_id"] for row in rows])
-        execution = Execution(may_cross_replicas=True, colocated="phases")
+        forms = PostBalancing(forms=dict.fromkeys(self.units, self.form), quadratic=0.5)
+        execution = Execution(may_cross_replicas=True, colocated="phases", post_balancing=forms)
         plan = make_plan(self.strategy, ids, costs_of(rows, self.units), topology, seed=step, execution=execution)
         return _moved(plan, self.moved, step) if self.moved else plan
 
@@ -94,6 +101,25 @@ class FsdpCase:
 
     def refused_ids(self, step: int) -> list[int]:
         return self.sample_ids(step)[: self.refused]
+
+
+def every_fsdp_case() -> list[FsdpCase]:
+    """Ranks, modalities, frozen units, strategies and forms in every combination, of one microbatch and of two in turn; and each
+    other choice with some of them."""
+    wide = enumerate(product(RANKS, MODALITIES, FROZEN_SETS, STRATEGIES, FORMS))
+    return [
+        *(
+            FsdpCase(ranks, encoders, frozen, strategy, MICROBATCHES[(number + number // len(FORMS)) % 2], form=form)
+            for number, (ranks, encoders, frozen, strategy, form) in wide
+        ),
+        *(FsdpCase(4, BOTH, frozen, strategy, 2, moved="permuted") for frozen in FROZEN_SETS for strategy in STRATEGIES),
+        *(FsdpCase(4, modality, frozen, "orchmllm", 2, moved="hoarded") for frozen in FROZEN_SETS for modality in MODALITIES),
+        *(FsdpCase(4, BOTH, "all learn", "orchmllm", 2, refused=count) for count in (1, 3, 11)),
+        *(FsdpCase(4, BOTH, frozen, "orchmllm", 2, shard_ranks=2) for frozen in ("all learn", "frozen encoder")),
+        *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, checkpointing=True, form=form) for form in FORMS),
+        *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, dropout=0.2, form=form) for form in FORMS),
+        FsdpCase(2, BOTH, "all learn", "orchmllm", 2, max_grad_norm=0.1),
+    ]
 
 
 def _moved(plan: StepPlan, moved: str, seed: int) -> StepPlan:

@@ -130,7 +130,7 @@ def model_of(case: FsdpCase, topology: PipelineTopology, mesh: DeviceMesh) -> Or
         place = Place(unit, mesh.get_rank(), 0, 0)
         [stage] = build_stages(make, topology, place, (0, layers), seed=SEED, device=CPU, slices=None)
         enlarge(stage)
-        roots[unit] = StageRoot(stage)
+        roots[unit] = StageRoot(stage, case.form)
     dtype = getattr(torch, case.dtype)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     llm = roots.pop(LLM)

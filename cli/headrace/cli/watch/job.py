@@ -94,6 +94,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for pipelines of this file of `headrace train --topology`: replicas, stages, schedule and units",
     )
     topology.add_argument(
+        "--fsdp",
+        type=int,
+        metavar="N",
+        help="plan for N ranks of `headrace train --fsdp`, which have all units each; what is frozen or checkpointed stays so",
+    )
+    topology.add_argument(
         "--coefficients", type=Path, metavar="FILE", help="a file of `headrace profile` with costs for these slices of the layers"
     )
     topology.add_argument("--generation", type=int, metavar="N", help="refuse unless this is the present one (default: any)")
@@ -184,7 +190,7 @@ def _change(jobs: Jobs, args: argparse.Namespace) -> JobStatus:
         case "topology":
             present = jobs.show(args.job).generation
             planned = _planned_for(jobs.spec(args.job), args)
-            if args.file is None and args.coefficients is None:
+            if args.file is None and args.fsdp is None and args.coefficients is None:
                 return jobs.set_topology(args.job, planned.topology, generation=args.generation)
             read = args.generation or present  # so that nobody else's change is undone
             return jobs.set_topology(args.job, planned.topology, planned.execution, generation=read)
@@ -205,6 +211,12 @@ def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
             raise UserError("--file gives replicas and stages: take --replicas, --stages and --speeds away")
         pipeline = load_topology_yaml(args.file)
         spec = pipeline.planned_for(spec, pipeline.replicas[LLM])
+    if args.fsdp is not None:
+        if args.file is not None or args.stages or args.speeds or args.replicas is not None:
+            raise UserError("--fsdp gives replicas and stages: take --file, --replicas, --stages and --speeds away")
+        from headrace.trainer.orchestrated.fsdp_ranks import planned_for_ranks
+
+        spec = planned_for_ranks(spec, args.fsdp)
     if args.coefficients is not None:
         spec = with_coefficients(spec, args.coefficients)
     try:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.mask_layouts import TEXT, VISION, packed
-from tests.unit.trainer.context.model_cases import Descent
+from tests.verify.context_models import Descent
 
 PAGE = Path(__file__).parents[4] / "docs" / "context.md"
 

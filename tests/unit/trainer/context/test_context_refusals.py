@@ -17,8 +17,8 @@ from headrace.mask_layouts import TEXT, packed
 from headrace.trainer.context.context_model import ContextModel
 from headrace.trainer.context.context_share import ContextShare
 from headrace.trainer.loading.token_shares import TokenShares
-from tests.unit.trainer.context.model_cases import CASES, ModelCase, slice_for, wrapped
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, whole_model
+from tests.verify.context_models import CASES, ModelCase, slice_for, wrapped
 
 MASK = packed([[(TEXT, 100)]])
 

@@ -7,7 +7,7 @@ import torch
 
 from headrace.trainer.context.media_parts import with_media
 from headrace.trainer.context.media_rows import encoding_ranks
-from tests.unit.trainer.context.model_cases import ModelCase
+from tests.verify.context_models import ModelCase
 
 CASE = ModelCase(1, samples=tuple(range(12)))
 

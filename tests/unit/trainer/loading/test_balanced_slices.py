@@ -11,9 +11,9 @@ from headrace.trainer import Parallel
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.microbatch_mask import microbatch_mask, slice_mask
 from headrace.trainer.loading.slices import Balanced, padded_to_slices, rows_of_slices, slice_of, targets_of_slices
-from tests.unit.trainer.context.model_cases import SPEC, VOCABULARY
 from tests.unit.trainer.loading.test_packs import collated
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, packed_samples
+from tests.verify.context_models import SPEC, VOCABULARY
 
 SAMPLES = (0, 1, 2, 3, 4, 5)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import UserError
-from headrace.execution_spec import FSDP, UnitExecution
+from headrace.execution_spec import FSDP, ExecutionSpec, UnitExecution
 from headrace.plan import LLM
 from headrace.spec import JobSpec
 from headrace.trainer.pipeline.routes import Routes
@@ -25,6 +25,31 @@ def topology_of(spec: JobSpec, num_ranks: int, settings: Mapping[str, Any] | Non
         said = spec.execution.units.get(unit, UnitExecution())
         units[unit] = {**said.model_dump(), "dp": num_ranks, "pp": 1, "on": None if unit == LLM else LLM}
     return PipelineTopology.model_validate({**(settings or {}), "units": units})
+
+
+def planned_for_ranks(spec: JobSpec, num_ranks: int) -> JobSpec:
+    """Return the spec of a job that is planned for so many FSDP ranks; what of its units is frozen or checkpointed stays so.
+
+    Raises SpecError where the job has other units than FSDP ranks take.
+    """
+    units = {
+        unit: UnitExecution(
+            frozen=size.frozen,
+            frozen_layers=size.frozen_layers,
+            frozen_projector=size.frozen_projector,
+            checkpointing=bool(size.checkpointing),  # "auto" is of pipelines, whose memory it forecasts
+            fp32_residual_connection=size.fp32_residual_connection,
+        )
+        for unit, size in spec.execution.units.items()
+    }
+    execution = ExecutionSpec(
+        trainer=FSDP,
+        units={unit: size for unit, size in units.items() if size != UnitExecution()},
+        coefficients=spec.execution.coefficients,
+        correct_costs=spec.execution.correct_costs,
+    )
+    topology = spec.topology.changed(replicas=num_ranks, stages=dict.fromkeys(spec.topology.stages, 1))
+    return spec.planned_for(topology, execution)
 
 
 def check_planned(spec: JobSpec, num_ranks: int) -> None:

@@ -235,7 +235,7 @@ def _model(
             slices=None,
             initialise=whole.initialise,
         )
-        roots[unit] = StageRoot(stage)
+        roots[unit] = StageRoot(stage, loader.spec.orchmllm.forms.get(unit, "no_padding"))
         assert size.num_places == dist.get_world_size(), "every rank has all of the unit"
     half = dtype != torch.float32
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False) if half else None

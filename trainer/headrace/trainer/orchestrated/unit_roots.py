@@ -15,8 +15,12 @@ from headrace.manifest import Vocabulary
 from headrace.plan import LLM
 from headrace.spec import JobSpec
 from headrace.trainer.loading.collate import PAYLOAD, PackedMicrobatch, cumulative, sums
+from headrace.trainer.models.audio_encoder import AudioEncoder
+from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.vision_encoder import VisionEncoder
+from headrace.trainer.orchestrated.padded_rows import PADDED, run_spread, with_form
 from headrace.trainer.pipeline.chunk import Inputs
-from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.stage import TRUNKS, Stage
 
 
 class UnitRoot(nn.Module, ABC):
@@ -55,16 +59,28 @@ class UnitRoot(nn.Module, ABC):
 class StageRoot(UnitRoot):
     """A unit of Headrace's: the compact model's, or one of `transformers`, as the only stage of a pipeline has it."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, form: str = "no_padding") -> None:
+        """form: of the job's `orchmllm.forms`, how the unit's layers run (`padded_rows`).
+
+        Raises UserError for "padded" where a unit of `transformers` has layers that take packed rows alone.
+        """
         super().__init__()
-        self.stage = stage
+        self.stage, self._form = stage, form
+        if form == PADDED:
+            trunk = stage.model.get_submodule(TRUNKS[stage.unit])
+            if type(trunk) not in (VisionEncoder, AudioEncoder, Decoder):
+                raise UserError(
+                    f"orchmllm.forms says that {stage.unit} is padded, but the layers of its {type(trunk).__name__} take packed "
+                    "rows: set fourth, under which their attention is padded, or no_padding"
+                )
+            run_spread(stage.layers)
 
     @property
     def shards(self) -> Sequence[nn.Module]:
         return self.stage.layers
 
     def prepare(self, data: PackedMicrobatch) -> Inputs:
-        return self.stage.prepare(data)
+        return with_form(self.stage.prepare(data), self._form, causal=self.stage.unit == LLM)
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return self.stage.token_counts(data)

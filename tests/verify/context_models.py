@@ -48,6 +48,14 @@ class ModelCase:
     dropout: float = 0.0
     sliced: bool = False
     """Whether ranks get slices of the loader's, and not the whole."""
+    kv_heads: int = 2
+    """Heads of keys in the LLM, which has 4 of queries."""
+
+    def __str__(self) -> str:
+        others = [f"{self.trained or 'all'} learns", f"packs of {self.pack_tokens}" * bool(self.pack_tokens)]
+        others += ["one target" * self.one_target, "dropout" * bool(self.dropout), "sliced" * self.sliced]
+        first = f"cp {self.cp}, model of {self.kv_heads} heads, {self.sight.value}, {len(self.samples)} samples"
+        return ", ".join([first, *filter(None, others)])
 
     def microbatch(self) -> PackedMicrobatch:
         data = packed_samples(self.samples, audio=True)
@@ -61,7 +69,8 @@ class ModelCase:
         return data
 
     def model(self) -> MultimodalModel:
-        model = whole_model(SHAPE, dropout=self.dropout)
+        shape = replace(SHAPE, llm=replace(SHAPE.llm, kv_heads=self.kv_heads))
+        model = whole_model(shape, dropout=self.dropout)
         model.to_empty(device="cpu")
         initialise(model, 1)
         enlarge(model)
@@ -84,15 +93,6 @@ CASES = {
     "padded packs": ModelCase(3, pack_tokens=96),
     "slices of a loader": ModelCase(3, sight=Sight.ITSELF, sliced=True),
     "slices with dropout": ModelCase(4, sliced=True, dropout=0.2),
-}
-WIDE = {
-    f"cp {cp}, {sight.value}, {trained or 'all'}, {'sliced' if sliced else 'whole'}": ModelCase(
-        cp, samples=(8, 9, 10, 11, 12), sight=sight, trained=trained, sliced=sliced, pack_tokens=pack_tokens
-    )
-    for cp in (2, 3, 4)
-    for sight in Sight
-    for trained, pack_tokens in (("", 0), ("vision. decoder.", 80), ("vision_projector", 0), ("decoder.", 0))
-    for sliced in (False, True)
 }
 
 

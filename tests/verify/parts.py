@@ -1,0 +1,66 @@
+"""The parts of what is compared, each with its cases and the processes that run them."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.verify.cases import MOST_PROCESSES, Case, every_case
+from tests.verify.comparison import differences
+from tests.verify.context_comparison import context_differences, every_context_case
+from tests.verify.context_processes import context_processes
+from tests.verify.covering import covering_cases
+from tests.verify.fsdp_cases import every_fsdp_case
+from tests.verify.fsdp_comparison import fsdp_differences
+from tests.verify.fsdp_processes import fsdp_processes
+from tests.verify.processes import OPEN_END, Processes
+
+STRENGTH = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is compared of one kind of trainer."""
+
+    cases: Callable[[Namespace], Sequence[Any]]
+    """Those that the options of `python -m tests.verify` ask for; what is printed of each is its str()."""
+    start: Callable[[], Processes]
+    differences: Callable[[Processes, Any], list[str]]
+    """What a case computes otherwise than one process, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A pipeline's case, and what carries its messages."""
+
+    case: Case
+    transport: str
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.transport}"
+
+
+def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
+    cases = [case for case in cases if args.only in str(case)]
+    return cases if args.cases is None else random.Random(args.seed).sample(cases, min(args.cases, len(cases)))
+
+
+def _carried(args: Namespace) -> Sequence[Carried]:
+    transports = [args.transport] if args.transport else list(OPEN_END)
+    cases = _drawn(list(every_case() if args.cases is not None else covering_cases(STRENGTH)), args)
+    return [Carried(case, transports[number % len(transports)]) for number, case in enumerate(cases)]
+
+
+PARTS = {
+    "pipeline": Part(
+        _carried,
+        lambda: Processes(MOST_PROCESSES),
+        lambda processes, carried: differences(processes, carried.case, transport=carried.transport),
+    ),
+    "fsdp": Part(lambda args: _drawn(every_fsdp_case(), args), fsdp_processes, fsdp_differences),
+    "context": Part(lambda args: _drawn(every_context_case(), args), context_processes, context_differences),
+}
+"""By name, in the order in which they run."""
