@@ -29,6 +29,11 @@ class RedisServer:
         with redis.Redis(port=self.port, retry=Retry(ConstantBackoff(0.02), retries=300)) as client:
             client.ping()
 
+    def set(self, name: str, value: str) -> None:
+        """Change a setting of the running server."""
+        with redis.Redis(port=self.port) as client:
+            client.config_set(name, value)
+
     def kill(self) -> None:
         if self.process is not None:
             self.process.kill()

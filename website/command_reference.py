@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from headrace.cli.command_families import FAMILIES
 from headrace.cli.main import every_command
 from website.prose import definition, escaped
 
@@ -51,8 +52,14 @@ def arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 def page() -> str:
     """Return the page."""
     top = commands()
-    table = "".join(f"| [`{one.name}`](#{_anchor(one)}) | {escaped(one.line)} |\n" for one in top)
-    return f"{_INTRODUCTION}| command | what it does |\n|---|---|\n{table}\n" + "".join(map(_section, flat(top)))
+    of_name = {_anchor(one): one for one in top}
+    tables = [_table(family, [of_name[name] for name in names]) for family, names in FAMILIES.items()]
+    return "".join([_INTRODUCTION, *tables, *map(_section, flat(top))])
+
+
+def _table(family: str, commands: Sequence[Command]) -> str:
+    rows = "".join(f"| [`{one.name}`](#{_anchor(one)}) | {escaped(one.line)} |\n" for one in commands)
+    return f"| {family} | |\n|---|---|\n{rows}\n"
 
 
 def _taken(group: argparse._ArgumentGroup) -> list[argparse.Action]:

@@ -56,14 +56,30 @@ def probe_value(message: common_pb2.Probe) -> Probe:
 
 def rejection_message(item: Rejected) -> common_pb2.Rejection:
     sample_id = item.sample_id if item.sample_id is not None else -1
-    return common_pb2.Rejection(sample_id=sample_id, name=item.name, reason=str(item.reason), detail=item.detail, row=item.row)
+    return common_pb2.Rejection(
+        sample_id=sample_id,
+        name=item.name,
+        reason=str(item.reason),
+        detail=item.detail,
+        row=item.row,
+        modality=item.modality,
+        thumbnail=item.thumbnail,
+    )
 
 
 def rejection_value(message: common_pb2.Rejection) -> Rejected:
     sample_id = message.sample_id if message.sample_id >= 0 else None
     row = message.row if message.HasField("row") else None
     reason, detail = refusal(message.reason, message.detail)
-    return Rejected(name=message.name, reason=reason, detail=detail, sample_id=sample_id, row=row)
+    return Rejected(
+        name=message.name,
+        reason=reason,
+        detail=detail,
+        sample_id=sample_id,
+        row=row,
+        modality=message.modality,
+        thumbnail=message.thumbnail,
+    )
 
 
 def shard_message(number: int, shard: ShardInfo) -> common_pb2.Shard:

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from headrace.child_process import with_parent_death_signal
 from headrace.errors import HeadraceError
 
-START_TIMEOUT_S = 600.0  # the first start after an installation compiles the planner: two minutes where others compute
+SILENT_S = 300.0  # a start without a line for so long has failed; the planner says every few seconds how far it is compiled
 QUIET_S = 5.0  # a start that takes no longer is not worth a word
 POLL_S = 0.02
 STOP_TIMEOUT_S = 1.0  # from SIGTERM to SIGKILL
@@ -90,20 +90,31 @@ class Process:
         return self._popen.poll()
 
     def endpoint(self, say: Callable[[str], object] | None = None) -> str:
-        """Wait until the log says where the process listens, and return that endpoint. Raises HeadraceError if it never does.
+        """Wait until the log says where the process listens, however long that takes, and return that endpoint.
 
-        `say` is told once, after QUIET_S, what the process says that it does meanwhile.
+        Raises HeadraceError if the process ends before, or writes no line for SILENT_S. `say` is told once, after QUIET_S, what
+        the process says that it does meanwhile.
         """
-        begin = time.monotonic()
-        while time.monotonic() < begin + START_TIMEOUT_S and self.exit_code() is None:
-            for line in self._lines()[:-1]:  # the last one may be half written
+        begin = heard = time.monotonic()
+        lines = 0
+        while True:
+            has_ended = self.exit_code() is not None  # asked before its last lines are read
+            found = self._lines()
+            for line in found[:-1]:  # the last one may be half written
                 if " listening on " in line:
                     return line.rsplit(" ", 1)[1]
-            if say is not None and time.monotonic() > begin + QUIET_S and self.last_lines(1):
+            if has_ended:
+                raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
+            now = time.monotonic()
+            if len(found) > lines:
+                lines, heard = len(found), now
+            if now > heard + SILENT_S:
+                silence = f"has written no line for {SILENT_S:g} s, and listens nowhere yet"
+                raise HeadraceError(f"the {self.name} {silence}; its last: {self.last_words()}")
+            if say is not None and now > begin + QUIET_S and self.last_lines(1):
                 say(f"waiting for the {self.name}, which says: {self.last_words()}")
                 say = None
             time.sleep(POLL_S)
-        raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
 
     def _lines(self) -> list[str]:
         with self.log.open("rb") as log:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.printable import printable, sendable
+from headrace.thumbnail import is_thumbnail
 
+IMAGE, AUDIO, TEXT = "image", "audio", "text"
+MODALITIES = (IMAGE, AUDIO, TEXT)
 MAX_DETAIL = 1000  # characters: the detail stays small whatever the record holds
 
 
@@ -39,6 +44,11 @@ class Reason(StrEnum):
     OTHER = "other"  # a reason of a newer release, which the detail begins with
 
 
+_OF_TEXT = (Reason.ENCODING_ERROR, Reason.TOO_LONG, Reason.TOO_SHORT)
+"""Reasons that are a text's unless a medium is blamed."""
+_T = TypeVar("_T")
+
+
 def refusal(reason: str, detail: str) -> tuple[Reason, str]:
     """Return reason and detail of a refusal that another process has sent or stored, perhaps one of a newer release."""
     try:
@@ -58,6 +68,19 @@ class BadSampleError(HeadraceError):
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
         self.detail = detail
+        self.modality = TEXT if reason in _OF_TEXT else ""
+        """Of the segment that is at fault, one of MODALITIES; empty where it is none of them, or nobody has said."""
+        self.medium = b""
+        """The file of that segment, where it has one."""
+
+
+def blaming(modality: str, work: Callable[..., _T], medium: bytes, *args: Any) -> _T:
+    """Return `work(medium, *args)`, and have a BadSampleError that it raises say which segment is at fault."""
+    try:
+        return work(medium, *args)
+    except BadSampleError as err:
+        err.modality, err.medium = modality, medium
+        raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +88,8 @@ class Rejected:
     """A quarantined sample or shard. `sample_id` and `row` (of its shard) are None if the damage has no place in the job's order.
 
     `name` and `detail` can be sent and shown whatever the record holds: lone surrogates and, in `detail`, control characters are
-    escaped, and `detail` is cut to MAX_DETAIL characters.
+    escaped, and `detail` is cut to MAX_DETAIL characters. A `modality` that is none of MODALITIES, and a `thumbnail` that any
+    viewer may not decode, are left out.
     """
 
     name: str
@@ -73,11 +97,19 @@ class Rejected:
     detail: str
     sample_id: int | None = None
     row: int | None = None
+    modality: str = ""
+    """Of the segment that is at fault; empty where it is none of them, or an older release says nothing of it."""
+    thumbnail: bytes = field(default=b"", repr=False, compare=False)
+    """Of an image of which something can be seen, as `is_thumbnail` takes it; empty where there is none."""
 
     def __post_init__(self) -> None:
         detail = printable(self.detail)
         object.__setattr__(self, "detail", detail if len(detail) <= MAX_DETAIL else f"{detail[:MAX_DETAIL]}…")
         object.__setattr__(self, "name", sendable(self.name))
+        if self.modality not in MODALITIES:
+            object.__setattr__(self, "modality", "")
+        if not is_thumbnail(self.thumbnail):
+            object.__setattr__(self, "thumbnail", b"")
 
 
 def rejection_of_killer(name: str, deaths: int, sample_id: int | None = None, row: int | None = None) -> Rejected:

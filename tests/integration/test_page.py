@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import re
 import ssl
+import tarfile
 import time
 import urllib.error
 import urllib.request
@@ -16,10 +19,12 @@ import pytest
 
 from headrace.cluster_token import TOKEN, TOKEN_FILE
 from headrace.identity import AUTHORITIES, TLS
+from headrace.thumbnail import is_thumbnail
 from tests.papers import make_cluster_papers
 
 pytestmark = pytest.mark.integration
 
+HOSTILE = Path(__file__).parents[1] / "data" / "hostile"
 STEPS = 4
 
 
@@ -75,6 +80,46 @@ def test_a_job_is_seen_over_https_by_who_may_watch(
     assert get("/api/jobs", tokens["preprocess"])[0] == 403
     refused = [line for line in (tmp_path / "reorder.log").read_text().splitlines() if "refused a call" in line]
     assert any("GET /api/jobs" in line and "peer=ipv4:127.0.0.1:" in line and "no token" in line for line in refused), refused
+
+
+def test_what_can_be_seen_of_refused_samples_is_shown(cluster: Any, spec: Any, tmp_path: Path) -> None:
+    """Every hostile image and recording through real processes: found by headers, when decoded, and by a rank at its commit."""
+    data = tmp_path / "data"
+    data.mkdir()
+    with tarfile.open(data / "hostile.tar", "w") as archive:
+        for path in sorted(path for folder in ("images", "audio") for path in (HOSTILE / folder).iterdir() if path.is_file()):
+            kind = "jpg" if path.parent.name == "images" else "wav"
+            _add(archive, f"{path.stem}-{path.suffix[1:]}.{kind}", path.read_bytes())
+            _add(archive, f"{path.stem}-{path.suffix[1:]}.txt", b"what is said of it")
+    cluster.start_reorder("--page", "127.0.0.1:0")
+    cluster.add_preprocessors(1)
+    job = cluster.submit(spec("hostile", sources=[{"path": str(data), "name": "h"}], global_batch=16))
+    cluster.consume(job)
+    cluster.wait_for_state(job, "done")
+    url = re.search(r"page url=(\S+)/", (tmp_path / "reorder.log").read_text())
+    assert url is not None
+    with urllib.request.urlopen(f"{url[1]}/api/jobs/{job}/quarantine?count=1000", timeout=30) as reply:
+        told = json.load(reply)
+    found = {one["sample"].removeprefix("h/hostile.tar/"): one for one in told["rejections"]}
+    assert told["total"] == len(found) > 30
+    for name, reason in {
+        "truncated-jpg": "corrupt_media",
+        "half_with_eoi-jpg": "corrupt_media",
+        "half_rows-png": "corrupt_media",
+    }.items():
+        assert (found[name]["reason"], found[name]["modality"]) == (reason, "image")
+        head, _, body = found[name]["thumbnail"].partition(",")
+        assert head == "data:image/jpeg;base64"
+        assert is_thumbnail(base64.b64decode(body)), name
+    for name in ("bomb_real_60000x60000_1bit-png", "bomb_header_65500x65500-jpg", "text_named-jpg"):
+        assert (found[name]["modality"], found[name]["thumbnail"]) == ("image", None)
+    assert {(one["modality"], one["thumbnail"]) for one in found.values() if one["modality"] != "image"} >= {("audio", None)}
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))
 
 
 def _getter(log: Path, authorities: Path) -> Callable[[str, str], tuple[int, Any]]:

@@ -20,6 +20,7 @@ SHOTS = {
     "dark": ("running", f"{JOB}/timeline", "as run", Look(height=1130, dark=True)),
     "phone": ("running", f"{JOB}/steps", "Mean of", Look(width=360, height=1240, density=1.5)),
     "failed": ("failed", "#/job/large-run", "mend that", Look(height=860)),
+    "quarantine": ("running", f"{JOB}/quarantine", "137 samples not used", Look(height=1100)),
     "finished": ("finished", "#/job/warm-up/mixture", "delivered", Look(height=760)),
     "empty": ("empty", "#/", "headrace job submit", Look(height=560)),
 }

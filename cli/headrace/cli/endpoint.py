@@ -20,17 +20,18 @@ TOKEN_HELP = (
 def add_endpoint(
     parser: argparse.ArgumentParser, *, note: str = "", otherwise: str | None = DEFAULT_ENDPOINT, without: str = ""
 ) -> None:
-    """Add the arguments that name the reorder service, the file of the cluster's token and the folder of papers.
+    """Add a group of the arguments that name the reorder service, the file of the cluster's token and the folder of papers.
 
     `note`, `otherwise`, `without`: as for `name_endpoint`.
     """
-    name_endpoint(parser, note=note, otherwise=otherwise, without=without)
-    add_token_file(parser, TOKEN_HELP)
-    add_tls(parser)
+    group = parser.add_argument_group("reorder service")
+    name_endpoint(group, note=note, otherwise=otherwise, without=without)
+    add_token_file(group, TOKEN_HELP)
+    add_tls(group)
 
 
 def name_endpoint(
-    parser: argparse.ArgumentParser,
+    parser: argparse._ActionsContainer,
     *,
     what: str = "the reorder service",
     note: str = "",
@@ -52,12 +53,12 @@ def name_endpoint(
     also_called(parser, "--endpoint", "--reorder")
 
 
-def add_token_file(parser: argparse.ArgumentParser, help_text: str) -> None:
+def add_token_file(parser: argparse._ActionsContainer, help_text: str) -> None:
     """Add the argument that names the file of the cluster's token, for this process and those that it starts."""
     parser.add_argument("--cluster-token-file", type=Path, metavar="FILE", help=help_text)
 
 
-def add_tls(parser: argparse.ArgumentParser) -> None:
+def add_tls(parser: argparse._ActionsContainer) -> None:
     """Add the argument that names the folder with the papers of this process, and of those that it starts."""
     parser.add_argument(
         "--tls",
@@ -67,7 +68,7 @@ def add_tls(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_doors(parser: argparse.ArgumentParser, whose: str) -> None:
+def add_doors(parser: argparse._ActionsContainer, whose: str) -> None:
     """Add the arguments that say who is let into a service: `--tokens`, `--allow-anyone` and `--allow-plaintext`.
 
     `whose`: of whom the service lets in those with a token of their role.

@@ -7,7 +7,7 @@ import argparse
 from headrace.observability.logs import LOG_FORMATS
 
 
-def add_log_format(parser: argparse.ArgumentParser) -> None:
+def add_log_format(parser: argparse._ActionsContainer) -> None:
     """Add `--log-format`."""
     parser.add_argument(
         "--log-format",

@@ -7,6 +7,8 @@ import importlib
 import os
 import sys
 
+from headrace.cli.command_families import COMMANDS
+
 TYPE_CHECKING = False  # typing's own would be imported before `main` can catch an interrupt
 if TYPE_CHECKING:
     import argparse
@@ -21,36 +23,6 @@ if _SERVES and os.environ.get("HEADRACE_LOG_CONNECTIONS", "") not in ("", "0"):
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
-# Command -> (module of headrace.cli, one line). A module has `add_arguments(parser)` and `run(args) -> exit code`, and imports
-# the services only when it runs, so that `--help` is quick and a machine needs only the extras of the commands it runs.
-COMMANDS = {
-    "demo": ("demo.demo", "run the whole job on one machine, with a live display, a summary and a picture"),
-    "reorder": ("run.reorder", "run the reorder service"),
-    "preprocessor": ("run.preprocessor", "run a preprocessor"),
-    "tokens": ("run.tokens", "make a folder of tokens, one for each role"),
-    "train": ("run.train", "train the compact model on a job's batches"),
-    "export": ("run.export", "write the weights of a checkpoint as a folder that transformers loads"),
-    "job": ("watch.job", "submit jobs, list, show and change them"),
-    "top": ("watch.top", "watch a running service: rates, waits, and what holds the jobs up"),
-    "scale": ("scale.scale", "run as many preprocessors as the trainers of a service can take from"),
-    "audit": ("watch.audit", "prove from a job's ledger that every sample was consumed once, or show what is wrong"),
-    "replay": ("watch.replay", "take one sample of a job through its preprocessing again, and show every piece"),
-    "inspect": ("inspect.inspect", "look into a data set: counts, modalities, sizes, tokens, refused samples"),
-    "compare": ("planning.compare", "what planning would gain on your data: every strategy against arrival order"),
-    "orchestrate": ("orchestrate.orchestrate", "which GPUs each unit of your model gets: dp, tp and pp, searched and simulated"),
-    "profile": ("costs.profile", "measure a model's layers on this machine: the cost coefficients that planning reads"),
-    "plan": ("planning.plan", "plan one global batch from a cost table"),
-    "simulate": ("planning.simulate", "simulate every strategy on one global batch: times, pictures, traces"),
-    "simulate-failures": (
-        "failures.simulate_failures",
-        "simulate lost nodes: throughput over time, beside what others do about them",
-    ),
-    "experiment": ("experiment.experiment", "an experiment of a paper by name: ours beside the published row"),
-    "bench": ("bench.bench", "measure what this machine can do: preprocessing, transports"),
-    "certs": ("run.certs", "make and renew the certificates with which the services know each other (--tls)"),
-    "health": ("run.health", "exit 0 if the service at an endpoint is serving"),
-    "doctor": ("doctor.doctor", "examine this installation, or a running stack: what is wrong, and what to do about it"),
-}
 _EXTRAS = {
     "preprocessor": "preprocessor",
     "bench": "preprocessor,trainer",
@@ -148,7 +120,7 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
     import argparse  # imported here because it takes a moment too
 
     from headrace.cli.completion import SHELLS
-    from headrace.cli.help_format import HelpFormatter, described
+    from headrace.cli.help_format import HelpFormatter, InFamilies, described
 
     class Parser(argparse.ArgumentParser):
         """A parser that reports an error in one line, without the usage."""
@@ -214,7 +186,7 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
         choices=SHELLS,
         help="write that script where your shell ($SHELL, or the one named) finds it, say where and how to undo it, and exit",
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands", action=InFamilies)
     for name, (module, line) in COMMANDS.items():
         sub = commands.add_parser(name, **described(line))
         if name in loaded:

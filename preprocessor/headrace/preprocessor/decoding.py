@@ -26,7 +26,7 @@ from headrace.preprocessor.records.record_to_sample import Audio, Image, Sample,
 from headrace.preprocessor.text.media_markup import MediumTokens, TokenGrid
 from headrace.preprocessor.text.sequence import TokenSequence
 from headrace.preprocessor.text.template import load_template
-from headrace.quarantine import BadSampleError, Reason, Rejected
+from headrace.quarantine import AUDIO, IMAGE, BadSampleError, Reason, Rejected, blaming
 from headrace.sample import Probe, SampleRef, payload_schema
 from headrace.source_spec import SourceSpec
 from headrace.spec import AudioSpec, JobSpec
@@ -168,8 +168,8 @@ class SampleProcessor:
     def size(self, loaded: LoadedSample) -> Sizes:
         """Tokenise a sample, and read the headers of its media. Raises BadSampleError."""
         spec = image_of_sample(self._image, len(loaded.images))
-        grids = tuple(image.probe(data, spec) for data in loaded.images)
-        frames = tuple(audio.probe(data, self._audio) for data in loaded.recordings)
+        grids = tuple(blaming(IMAGE, image.probe, data, spec) for data in loaded.images)
+        frames = tuple(blaming(AUDIO, audio.probe, data, self._audio) for data in loaded.recordings)
         pieces = [audio.frames_of_pieces(count, self._audio) for count in frames]
         of_pieces = tuple(count for of_file in pieces for count in of_file)
         sequence = self._render(loaded.sample.with_pieces(list(map(len, pieces))), grids, of_pieces)
@@ -214,12 +214,13 @@ class SampleProcessor:
         images, files = sized.sizes.sequence.images, sized.loaded.images
         spec = image_of_sample(self._image, len(files))
         for data, grid in zip(files[images.start : images.stop], sized.sizes.grids, strict=True):
-            image.decode(data, spec, patches[begin : begin + grid.patches])
+            blaming(IMAGE, image.decode, data, spec, patches[begin : begin + grid.patches])
             begin += grid.patches
         begin = -sized.sizes.first_frame
         for data, frames in zip(sized.loaded.recordings, sized.sizes.recording_frames, strict=True):
             if kept := range(max(0, begin), min(begin + frames, len(mel))):
-                mel[kept.start : kept.stop] = audio.decode(data, self._audio)[kept.start - begin : kept.stop - begin]
+                decoded = blaming(AUDIO, audio.decode, data, self._audio)
+                mel[kept.start : kept.stop] = decoded[kept.start - begin : kept.stop - begin]
             begin += frames
         return self.row(sized.sizes, patches, mel)
 
@@ -273,7 +274,7 @@ class SampleProcessor:
 
 def cut_out(recording: Audio, spec: AudioSpec) -> Audio:
     """Return the part of a recording that a record means, as a recording of its own. Raises BadSampleError."""
-    return recording if recording.part is None else Audio(data=audio.cut(recording.data, *recording.part, spec))
+    return recording if recording.part is None else Audio(data=blaming(AUDIO, audio.cut, recording.data, *recording.part, spec))
 
 
 def probe_of(name: str, sizes: Sizes) -> Probe:

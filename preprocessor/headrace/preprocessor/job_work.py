@@ -33,6 +33,7 @@ from headrace.preprocessor.decoding import (
     Sizes,
     probe_of,
 )
+from headrace.preprocessor.image.thumbnail import ThumbnailBudget, may_have_thumbnail, thumbnail_of
 from headrace.preprocessor.payload.part import Payload
 from headrace.preprocessor.payload.probe_cache import ProbeCache
 from headrace.preprocessor.payload.writer import PayloadWriter
@@ -87,6 +88,7 @@ class JobWork:
         self._media = media
         self._open_shards = open_shards or OpenShards()
         self._advised = False
+        self._thumbnails = ThumbnailBudget()
 
     @property
     def processor(self) -> SampleProcessor:
@@ -294,13 +296,26 @@ class JobWork:
         try:
             return work()
         except BadSampleError as err:
-            reason, detail = err.reason, err.detail
+            reason, detail, modality = err.reason, err.detail, err.modality
+            thumbnail = self._thumbnail(err)
         except (DatasetError, OSError, MemoryError):
             raise
         except Exception as err:
             log.exception("unexpected error in sample shard=%s row=%d", self.shards[ref.shard].url, ref.row)
-            reason, detail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}"
-        return Rejected(name=self.sample_name(ref), reason=reason, detail=detail, sample_id=ref.sample_id, row=ref.row)
+            reason, detail, modality, thumbnail = Reason.CORRUPT_MEDIA, f"unexpected {type(err).__name__}: {err}", "", b""
+        return Rejected(
+            name=self.sample_name(ref),
+            reason=reason,
+            detail=detail,
+            sample_id=ref.sample_id,
+            row=ref.row,
+            modality=modality,
+            thumbnail=thumbnail,
+        )
+
+    def _thumbnail(self, error: BadSampleError) -> bytes:
+        """Return what can be seen of the medium at fault, within the job's budget of thumbnails; empty where nothing can."""
+        return thumbnail_of(error.medium) if may_have_thumbnail(error.medium) and self._thumbnails.take() else b""
 
     def _shard(self, index: int) -> Shard:
         """Return a shard, opening it if it is not open. Different shards are opened in parallel."""

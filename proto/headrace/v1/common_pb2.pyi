@@ -49,18 +49,22 @@ class Probe(_message.Message):
     def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_targets: _Optional[int] = ..., image_patches: _Optional[_Iterable[int]] = ..., mel_frames: _Optional[_Iterable[int]] = ..., is_truncated: _Optional[bool] = ..., target_weight: _Optional[float] = ...) -> None: ...
 
 class Rejection(_message.Message):
-    __slots__ = ("sample_id", "name", "reason", "detail", "row")
+    __slots__ = ("sample_id", "name", "reason", "detail", "row", "modality", "thumbnail")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     DETAIL_FIELD_NUMBER: _ClassVar[int]
     ROW_FIELD_NUMBER: _ClassVar[int]
+    MODALITY_FIELD_NUMBER: _ClassVar[int]
+    THUMBNAIL_FIELD_NUMBER: _ClassVar[int]
     sample_id: int
     name: str
     reason: str
     detail: str
     row: int
-    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., row: _Optional[int] = ...) -> None: ...
+    modality: str
+    thumbnail: bytes
+    def __init__(self, sample_id: _Optional[int] = ..., name: _Optional[str] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ..., row: _Optional[int] = ..., modality: _Optional[str] = ..., thumbnail: _Optional[bytes] = ...) -> None: ...
 
 class Shard(_message.Message):
     __slots__ = ("source", "url", "name", "number")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.cli.command_families import FAMILIES
 from headrace.cli.endpoint import DEFAULT_ENDPOINT, ENDPOINT
 from headrace.cli.former_names import former_names
 from headrace.cli.main import COMMANDS, _parser
@@ -32,6 +33,8 @@ WITHOUT_FORMAT = {
     "certs": "names of files",
     "export": "names of folders",
 }
+LINE = 54  # characters beside a command's name, in 80 columns
+UNGROUPED = 8  # options that a person takes in without an order
 DIFFERENT = {
     "--out": {"DIR", "FILE"},
     "--format": {"table|json", "table|json|jsonl"},
@@ -140,8 +143,20 @@ def test_every_command_is_in_the_help_with_one_line(levels: Levels) -> None:
     shown = " ".join(levels[""].format_help().split())
     for name, (_, line) in COMMANDS.items():
         assert f" {name} {line}" in shown
-        assert len(line) <= 100
-        assert "\n" not in line
+        assert len(line) <= LINE, f"the line of {name} is two in a terminal of 80 columns"
+
+
+def test_every_command_is_in_one_family_and_the_help_shows_it_there(levels: Levels) -> None:
+    assert len(COMMANDS) == sum(map(len, FAMILIES.values()))
+    shown = levels[""].format_help().partition("\ncommands:\n")[2]
+    found = re.findall(r"^  (\w[\w ]*):$|^    ([a-z-]+) ", shown, re.MULTILINE)
+    assert found == [entry for family in FAMILIES for entry in [(family, ""), *(("", name) for name in FAMILIES[family])]]
+
+
+def test_what_takes_many_options_has_them_in_groups(levels: Levels) -> None:
+    for path, parser in levels.items():
+        loose = [option for option in parser._optionals._group_actions if option in _options(parser)]
+        assert len(loose) <= UNGROUPED, f"headrace {path}: give the {len(loose)} options that are in no argument group one"
 
 
 def test_the_examples_of_every_help_are_commands_that_are_taken(levels: Levels) -> None:

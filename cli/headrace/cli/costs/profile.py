@@ -52,48 +52,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace profile` to its parser."""
     parser.epilog = _EPILOG
     parser.add_argument("model", metavar="MODEL", help=f"its size: {', '.join(MODEL_SHAPES)}")
+    whose = parser.add_argument_group("model")
     for unit, part in (("vision", "vision encoder"), ("audio", "audio encoder"), ("llm", "LLM")):
-        parser.add_argument(
+        whose.add_argument(
             f"--{unit}", type=Path, metavar="DIR", help=f"take the {part} of a Hugging Face model, a folder with a config.json"
         )
-    parser.add_argument("--units", metavar="UNIT,...", help="measure these only, of vision,audio,llm,generator (default: all)")
-    parser.add_argument("--tokens", default=DEFAULT_TOKENS, metavar="N,...", help="positions of a sample (default: %(default)s)")
-    parser.add_argument("--tp", default="1", metavar="N,...", help="tensor-parallel widths (default: %(default)s)")
-    parser.add_argument(
+    whose.add_argument("--units", metavar="UNIT,...", help="measure these only, of vision,audio,llm,generator (default: all)")
+    whose.add_argument("--tp", default="1", metavar="N,...", help="tensor-parallel widths (default: %(default)s)")
+    whose.add_argument("--spec", type=Path, metavar="JOB.yaml", help="the job whose image and audio settings the model has")
+    whose.add_argument("--vocab", type=int, metavar="N", help="size of the vocabulary (default: the model's, or 32000)")
+    measuring = parser.add_argument_group("measuring")
+    measuring.add_argument(
+        "--tokens", default=DEFAULT_TOKENS, metavar="N,...", help="positions of a sample (default: %(default)s)"
+    )
+    measuring.add_argument(
         "--repeats", type=int, default=7, metavar="N", help="rounds at least, of which medians count (default: %(default)s)"
     )
-    parser.add_argument(
+    measuring.add_argument(
         "--within",
         type=float,
         default=0.02,
         metavar="SHARE",
         help="go on until the 95 %% confidence intervals of a unit's times are no more than this to either side (default: 0.02)",
     )
-    parser.add_argument(
+    measuring.add_argument(
         "--seconds",
         type=float,
         default=30.0,
         metavar="S",
         help="but once there are --repeats rounds not for longer, for the layers of a unit and for its stage (default: 30)",
     )
-    parser.add_argument(
+    measuring.add_argument(
         "--beside",
         type=int,
         default=0,
         metavar="N",
         help="have so many other processes measure the same meanwhile, as ranks that share processor cores will (default: 0)",
     )
-    parser.add_argument("--as-companion", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--spec", type=Path, metavar="JOB.yaml", help="the job whose image and audio settings the model has")
-    parser.add_argument("--vocab", type=int, metavar="N", help="size of the vocabulary (default: the model's, or 32000)")
-    parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products, as in train (default: %(default)s)"
-    )
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: as in train)")
-    parser.add_argument(
+    measuring.add_argument("--as-companion", action="store_true", help=argparse.SUPPRESS)
+    measuring.add_argument(
         "--check", action="store_true", help="train the whole model on one mixed microbatch too, and compare it with the forecast"
     )
+    device = parser.add_argument_group("device")
+    device.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="(default: %(default)s)")
+    device.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of matrix products, as in train (default: %(default)s)"
+    )
+    device.add_argument("--threads", type=int, metavar="N", help="CPU threads of the model (default: as in train)")
     parser.add_argument(
         "--out", type=Path, default=Path("coefficients.json"), metavar="FILE", help="of coefficients (default: %(default)s)"
     )

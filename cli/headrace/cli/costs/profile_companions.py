@@ -12,7 +12,9 @@ from pathlib import Path
 
 from headrace.cli.costs.profile_measuring import MEASURING
 from headrace.errors import UserError
-from headrace.processes import POLL_S, START_TIMEOUT_S, Process, ProcessGroup
+from headrace.processes import POLL_S, Process, ProcessGroup
+
+START_TIMEOUT_S = 600.0  # many beside each other load torch at the same time
 
 
 @contextmanager
@@ -26,8 +28,10 @@ def companions(args: argparse.Namespace, count: int) -> Iterator[None]:
             name = f"companion {number}"
             group.add(Process(name, _arguments(args, Path(folder) / f"{number}.json"), Path(folder) / f"{number}.log"))
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not all(MEASURING in process.last_lines(1) for process in group.processes) and time.monotonic() < deadline_s:
+        while waiting := [process for process in group.processes if MEASURING not in process.last_lines(1)]:
             _check(group)
+            if time.monotonic() > deadline_s:
+                raise UserError(f"{waiting[0].name} of --beside measures nothing after {START_TIMEOUT_S:.0f} s: name fewer")
             time.sleep(POLL_S)
         yield
         _check(group)

@@ -48,25 +48,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
     )
-    parser.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
-    parser.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
-    parser.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
-    parser.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
-    parser.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
-    parser.add_argument(
+    job = parser.add_argument_group("job")
+    job.add_argument("--steps", type=int, metavar="N", help="stop after so many steps (default: one epoch)")
+    job.add_argument("--global-batch", type=int, default=16, metavar="N", help="samples of a step (default: %(default)s)")
+    job.add_argument("--seed", type=int, default=0, metavar="N", help="of the global order and the model (default: %(default)s)")
+    processes = parser.add_argument_group("processes")
+    processes.add_argument("--preprocessors", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    processes.add_argument("--replicas", type=int, default=2, metavar="N", help="data-parallel replicas (default: %(default)s)")
+    processes.add_argument("--microbatches", type=int, default=4, metavar="N", help="per replica (default: %(default)s)")
+    job.add_argument(
         "--strategy",
         default="auto",
         metavar="NAME",
         help="random (arrival order), disttrain, entrain, orchmllm, joint, taper or auto (default: %(default)s)",
     )
-    parser.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of payload (default: %(default)s)")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of the global order and the model (default: %(default)s)"
-    )
+    processes.add_argument("--transport", choices=TRANSPORTS, default="auto", help="of payload (default: %(default)s)")
     parser.add_argument(
         "--out", type=Path, default=Path("headrace-demo"), metavar="DIR", help="logs, picture, spec (default: %(default)s)"
     )
-    parser.add_argument(
+    processes.add_argument(
         "--kill",
         choices=("node",),
         help="train on five nodes without torchrun, kill one of them on the way, and draw the loss beside that of a run without",

@@ -72,15 +72,16 @@ MEASURED_WHERE = "by `make bench-recovery`, between processes of one machine of 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace simulate-failures` to its parser."""
     parser.epilog = _EPILOG
-    what = parser.add_mutually_exclusive_group(required=True)
+    losses = parser.add_argument_group("lost nodes")
+    what = losses.add_mutually_exclusive_group(required=True)
     what.add_argument("--trace", type=Path, metavar="FILE", help="which nodes are lost and come back, and when")
     what.add_argument("--mtbf", type=_span, metavar="TIME", help="draw losses: mean time between any two, as 10m or 6h")
-    parser.add_argument("--mttr", type=_span, default="30m", metavar="TIME", help="mean time until a node is back (default: 30m)")
-    parser.add_argument(
+    losses.add_argument("--mttr", type=_span, default="30m", metavar="TIME", help="mean time until a node is back (default: 30m)")
+    losses.add_argument(
         "--hours", type=_positive, metavar="N", help="length of the trace (default: 12, or until the last event of FILE)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the losses that --mtbf draws (default: %(default)s)")
-    parser.add_argument(
+    losses.add_argument("--seed", type=int, default=0, metavar="N", help="of the losses that --mtbf draws (default: %(default)s)")
+    losses.add_argument(
         "--notice", type=_span, default="0", metavar="TIME", help="a loss is announced so long before (default: 0)"
     )
     _add_job(parser)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `headrace train` that go with --emulate, among them those of the pipelines."""
-    group = parser.add_argument_group("with --emulate")
+    group = parser.add_argument_group("EMULATED run, with --emulate")
     group.add_argument(
         "--global-batch", type=int, metavar="N", help="rows of COSTS in a step, one batch after the other (default: all)"
     )
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--trace", type=Path, metavar="FILE", help="write what was measured, for ui.perfetto.dev")
     group.add_argument("--out", type=Path, metavar="FILE", help="draw the last step as predicted and as measured")
-    add_pipeline_arguments(parser)
+    add_pipeline_arguments(parser, of=" in the EMULATED run")
 
 
 def refuse_options(args: argparse.Namespace) -> None:

@@ -49,12 +49,14 @@ def add_table_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str = str(DEFAULT_MICROBATCHES)) -> None:
+def add_pipeline_arguments(
+    parser: argparse.ArgumentParser, *, microbatches: str = str(DEFAULT_MICROBATCHES), of: str = ""
+) -> None:
     """Add the options for replicas, microbatches and stages, and for how they run.
 
-    microbatches: the default number of microbatches as the help names it.
+    microbatches: the default number of microbatches as the help names it. of: what follows the names of both groups.
     """
-    shape = parser.add_argument_group("pipelines")
+    shape = parser.add_argument_group(f"pipelines{of}")
     shape.add_argument(
         "--replicas", type=int, default=DEFAULT_REPLICAS, metavar="N", help="data-parallel pipelines (default: %(default)s)"
     )
@@ -81,7 +83,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, *, microbatches: str
     )
     shape.add_argument("--seed", type=int, default=0, metavar="N", help="of the strategies that search (default: %(default)s)")
 
-    how = parser.add_argument_group("how they run")
+    how = parser.add_argument_group(f"how pipelines run{of}")
     how.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: %(default)s)")
     how.add_argument("--chunks", type=int, default=1, metavar="V", help="parts of the model on a stage, interleaved (default: 1)")
     how.add_argument("--in-flight", type=int, metavar="N", help="most microbatches a stage holds, eager (default: what fits)")

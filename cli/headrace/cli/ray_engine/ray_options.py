@@ -38,12 +38,13 @@ class RaySettings:
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """Add --engine and what belongs to it."""
-    parser.add_argument(
+    group = parser.add_argument_group("Ray cluster")
+    group.add_argument(
         "--engine",
         choices=("ray",),
-        help="run preprocessors on a Ray cluster, as many as the trainers take from, instead of one here",
+        help="run preprocessors on a Ray cluster, as many as the trainers take from, instead of one here: for what follows",
     )
-    _add_ray_options(parser.add_argument_group("with --engine ray"))
+    _add_ray_options(group)
 
 
 def _add_ray_options(group: argparse._ActionsContainer) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_fsdp_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of FSDP ranks to those of `headrace train`."""
-    group = parser.add_argument_group("on FSDP ranks, which have all units each (under torchrun; docs/fsdp.md)")
+    group = parser.add_argument_group("FSDP ranks, which have all units each (under torchrun; docs/fsdp.md)")
     group.add_argument(
         "--fsdp",
         action="store_true",

@@ -31,53 +31,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace preprocessor`."""
     parser.epilog = _EPILOG
     add_endpoint(parser, note=f", which may also start up to {REORDER_TIMEOUT_S:.0f} s later")
-    parser.add_argument(
+    listening = parser.add_argument_group("where trainers fetch")
+    listening.add_argument(
         "--listen",
         default="127.0.0.1:0",
         metavar="HOST:PORT",
         help="where trainers fetch; port 0 takes a free one (default: %(default)s)",
     )
-    parser.add_argument(
+    listening.add_argument(
         "--advertise",
         default="",
         metavar="HOST:PORT",
         help="the address that trainers are told (default: the listening one; for 0.0.0.0 this machine's towards --endpoint)",
     )
-    parser.add_argument(
+    listening.add_argument(
+        "--flight-port",
+        type=int,
+        metavar="PORT",
+        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise; 0 takes a free one "
+        "(default: the port after that of --listen; a free one where that is on loopback or takes a free one)",
+    )
+    listening.add_argument(
+        "--ucx",
+        action="store_true",
+        help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
+    )
+    listening.add_argument(
+        "--checksum",
+        action="store_true",
+        help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
+    )
+    work = parser.add_argument_group("work and memory")
+    work.add_argument(
         "--threads",
         type=int,
         default=usable_processors(),
         metavar="N",
         help="worker threads (default: as many as processors may be used, by affinity and a container's quota)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--budget-mib",
         type=int,
         default=DEFAULT_BUDGET_MIB,
         metavar="MIB",
         help="memory for decoded parts, shared with trainers on this machine where /dev/shm has room (default: %(default)s)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--decode-mib",
         type=int,
         metavar="MIB",
         help="memory for media while they are decoded, all threads together: who needs more waits (default: half of what the "
         "container or the machine has beside --budget-mib)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--cache",
         type=Path,
         metavar="DIR",
         help="for remote shards and unpacked Parquet, shared by this host's preprocessors (default: temporary)",
     )
-    parser.add_argument(
+    work.add_argument(
         "--cache-gib",
         type=int,
         default=DEFAULT_CACHE_GIB,
         metavar="GIB",
         help="most that the cache holds: what was not read for longest goes first (default: %(default)s)",
     )
-    parser.add_argument(
+    reading = parser.add_argument_group("what jobs may read")
+    reading.add_argument(
         "--data-root",
         action="append",
         default=[],
@@ -85,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="jobs may read the files below DIR; several times for several (default: see --allow-url)",
     )
-    parser.add_argument(
+    reading.add_argument(
         "--allow-url",
         action="append",
         default=[],
@@ -93,36 +113,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="jobs may fetch what begins with PREFIX, for example s3://bucket/; several times for several (default of both: "
         "where --listen and --endpoint are on loopback, all files of this user, and s3, gs and https; elsewhere nothing)",
     )
-    parser.add_argument(
+    reading.add_argument(
         "--allow-local-urls",
         action="store_true",
         help="jobs may fetch from this machine and its link, too, where a cloud tells machines their secrets (default: refused)",
     )
-    parser.add_argument(
-        "--checksum",
-        action="store_true",
-        help="send a CRC-32 with every part: what is damaged on the way is found and fetched again",
-    )
-    parser.add_argument(
-        "--flight-port",
-        type=int,
-        metavar="PORT",
-        help="for payload over the network, by Arrow Flight, on the host of --listen and --advertise; 0 takes a free one "
-        "(default: the port after that of --listen; a free one where that is on loopback or takes a free one)",
-    )
-    parser.add_argument(
-        "--ucx",
-        action="store_true",
-        help="offer payload by UCX too: RDMA where there is a fabric; unencrypted, on a free port of all addresses",
-    )
-    parser.add_argument(
+    doors = parser.add_argument_group("who is let in")
+    add_doors(doors, "train, of those that fetch payload here")
+    telling = parser.add_argument_group("log and metrics")
+    add_log_format(telling)
+    telling.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
         help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
     )
-    add_doors(parser, "train, of those that fetch payload here")
-    add_log_format(parser)
     add_engine(parser)
 
 

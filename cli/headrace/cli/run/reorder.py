@@ -25,57 +25,62 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace reorder`."""
     parser.epilog = _EPILOG
-    parser.add_argument(
+    listening = parser.add_argument_group("where it listens")
+    listening.add_argument(
         "--listen",
         default=DEFAULT_ENDPOINT,
         metavar="HOST:PORT",
         help="port 0 takes a free one (default: %(default)s)",
     )
-    parser.add_argument(
-        "--store",
-        default=os.environ.get("HEADRACE_STORE", "") or DEFAULT_STORE,
-        metavar="URL",
-        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine "
-        f"(default: $HEADRACE_STORE, which `ps` does not show with its password, or else {DEFAULT_STORE})",
-    )
-    parser.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
-    )
-    parser.add_argument(
+    listening.add_argument(
         "--page",
         default="",
         metavar="HOST:PORT",
         help="serve a web page there that shows jobs, steps and preprocessors; it asks for a token where the service does, and "
         f"speaks HTTPS with --tls; {DEFAULT_PAGE} is a good place, and port 0 takes a free one (default: off)",
     )
-    parser.add_argument(
+    store = parser.add_argument_group("store")
+    store.add_argument(
+        "--store",
+        default=os.environ.get("HEADRACE_STORE", "") or DEFAULT_STORE,
+        metavar="URL",
+        help="redis://HOST:PORT/DB, or embedded:FOLDER for a private store on this machine "
+        f"(default: $HEADRACE_STORE, which `ps` does not show with its password, or else {DEFAULT_STORE})",
+    )
+    store.add_argument(
         "--keep-finished",
         default=KEEP_FINISHED,
         metavar="DAYS,JOBS",
         help="drop jobs that are over, with their ledgers, so many days after their end, and the oldest of more than so many; "
         "`ever` drops none (default: %(default)s)",
     )
-    parser.add_argument(
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
         "--max-jobs",
         type=int,
         default=MAX_JOBS,
         metavar="N",
         help="refuse to begin another job while N have not ended (default: %(default)s)",
     )
-    parser.add_argument(
+    limits.add_argument(
         "--max-calls-per-s",
         type=int,
         default=MAX_CALLS_PER_S,
         metavar="R",
         help="answer one host R calls a second about jobs at most; trainers' steps are none of them (default: %(default)s)",
     )
-    add_token_file(parser, TOKEN_HELP + "; made where it is not there")
-    add_tls(parser)
-    add_doors(parser, "submit, train, preprocess and watch")
-    add_log_format(parser)
+    doors = parser.add_argument_group("who is let in")
+    add_token_file(doors, TOKEN_HELP + "; made where it is not there")
+    add_tls(doors)
+    add_doors(doors, "submit, train, preprocess and watch")
+    telling = parser.add_argument_group("log and metrics")
+    add_log_format(telling)
+    telling.add_argument(
+        "--metrics",
+        default="",
+        metavar="HOST:PORT",
+        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

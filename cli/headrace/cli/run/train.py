@@ -37,91 +37,80 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `headrace train`."""
     parser.epilog = _EPILOG
-    add_endpoint(parser)
-    what = parser.add_mutually_exclusive_group(required=True)
+    job = parser.add_argument_group("job")
+    what = job.add_mutually_exclusive_group(required=True)
     what.add_argument("--job", metavar="JOB", help="a job that was submitted before")
     what.add_argument("--submit", type=Path, metavar="JOB.yaml", help="submit this job first")
     what.add_argument(
         "--emulate", metavar="COSTS", help="no job: plan batches of this cost table, and run them on processes that sleep as long"
     )
-    parser.add_argument(
-        "--topology",
-        type=Path,
-        metavar="FILE.yaml",
-        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: the pipeline of "
-        "the job where it says `trainer: pipeline`, else whole replicas)",
-    )
-    parser.add_argument(
+    job.add_argument(
         "--coefficients",
         type=Path,
         metavar="FILE",
         help="a file of `headrace profile`: all costs with --submit, the backward's share with --emulate",
     )
-    parser.add_argument(
-        "--optimizer",
-        type=Path,
-        metavar="FILE.yaml",
-        help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
-        "whole replicas or the job's own pipeline; the files of --topology and --nodes have it (default: rates of named sizes)",
-    )
-    parser.add_argument(
-        "--dropout",
-        type=float,
-        metavar="P",
-        help="rate in the LLM's layers, drawn by sample, for whole replicas or the job's own pipeline; the files of --topology "
-        "and --nodes have `dropout:` (default: 0)",
-    )
-    add_fsdp_options(parser)
-    nodes = parser.add_argument_group("as a node of a job that outlasts the loss of others (no torchrun)")
-    nodes.add_argument(
-        "--nodes",
-        type=Path,
-        metavar="FILE.yaml",
-        help="the nodes, units and failures to survive; with `gpus_per_node: P`, this starts the P processes of a node, or is "
-        "one of them where LOCAL_RANK is set",
-    )
-    nodes.add_argument("--node", default="", metavar="NAME", help="of this node (default: HOST:PID)")
-    nodes.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="HOST",
-        help="by which the other nodes reach this one (default: %(default)s, for one machine)",
-    )
-    parser.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
-    parser.add_argument(
-        "--precision",
-        choices=("fp32", "bf16"),
-        default="fp32",
-        help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and neither that nor a "
-        "pipeline of several processes has been run on GPUs yet (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="CPU threads of the model (default: OMP_NUM_THREADS, or this rank's share of the processors that may be used)",
-    )
-    parser.add_argument(
+    add_endpoint(parser)
+    data = parser.add_argument_group("data plane")
+    data.add_argument(
         "--transport",
         choices=TRANSPORTS,
         default="auto",
         help="how parts come; auto: through shared memory where a preprocessor is on this host, else by UCX where both have it, "
         "else by Arrow Flight (default: %(default)s)",
     )
-    parser.add_argument(
+    model = parser.add_argument_group("model, and how it learns")
+    model.add_argument("--model", choices=tuple(MODEL_SHAPES), help="named size (default: the job's)")
+    model.add_argument(
+        "--topology",
+        type=Path,
+        metavar="FILE.yaml",
+        help="train in a pipeline of units with their own replicas, stages and slices; under torchrun (default: the pipeline of "
+        "the job where it says `trainer: pipeline`, else whole replicas)",
+    )
+    model.add_argument(
+        "--optimizer",
+        type=Path,
+        metavar="FILE.yaml",
+        help="a section `optimizer:` (learning_rate, warmup_steps, decay, weight_decay, betas, max_grad_norm, on_nan ...) for "
+        "whole replicas or the job's own pipeline; the files of --topology and --nodes have it (default: rates of named sizes)",
+    )
+    model.add_argument(
+        "--dropout",
+        type=float,
+        metavar="P",
+        help="rate in the LLM's layers, drawn by sample, for whole replicas or the job's own pipeline; the files of --topology "
+        "and --nodes have `dropout:` (default: 0)",
+    )
+    model.add_argument(
+        "--precision",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
+    )
+    model.add_argument(
         "--evaluate-every",
         type=int,
         metavar="N",
         help="evaluate the job's validation sets before the first step, after every N steps and after the last one, and log the "
         "loss of each (default: no evaluation)",
     )
-    checkpoints = parser.add_argument_group("with a pipeline, FSDP ranks or --nodes")
+    device = parser.add_argument_group("device")
+    device.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and neither that nor a "
+        "pipeline of several processes has been run on GPUs yet (default: %(default)s)",
+    )
+    device.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads of the model (default: OMP_NUM_THREADS, or this rank's share of the processors that may be used)",
+    )
+    add_fsdp_options(parser)
+    checkpoints = parser.add_argument_group("checkpoints, with a pipeline, FSDP ranks or --nodes")
     checkpoints.add_argument(
         "--checkpoint",
         type=Path,
@@ -137,26 +126,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoints.add_argument(
         "--resume", type=Path, metavar="DIR", help="go back to the newest checkpoint in it, saved from whatever topology"
     )
-    parser.add_argument(
+    recovery = parser.add_argument_group("recovery")
+    recovery.add_argument(
         "--fresh-weights",
         action="store_true",
         help="go on with a job that has committed steps, though without a checkpoint of theirs (default: that is refused)",
     )
-    parser.add_argument(
+    recovery.add_argument(
         "--hang-timeout",
         type=float,
         metavar="S",
         help="end the job once no rank has got on for so many seconds, none of which waits for data; under torchrun, without "
         "--nodes; at least 2, and longer than the longest computation, compilation included (default: 600)",
     )
-    parser.add_argument(
+    nodes = parser.add_argument_group("recovery, as a node of a job that outlasts the loss of others (no torchrun)")
+    nodes.add_argument(
+        "--nodes",
+        type=Path,
+        metavar="FILE.yaml",
+        help="the nodes, units and failures to survive; with `gpus_per_node: P`, this starts the P processes of a node, or is "
+        "one of them where LOCAL_RANK is set",
+    )
+    nodes.add_argument("--node", default="", metavar="NAME", help="of this node (default: HOST:PID)")
+    nodes.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="HOST",
+        help="by which the other nodes reach this one (default: %(default)s, for one machine)",
+    )
+    telling = parser.add_argument_group("log, metrics and summary")
+    add_log_format(telling)
+    telling.add_argument(
         "--metrics",
         default="",
         metavar="HOST:PORT",
         help="serve Prometheus metrics there, a rank at PORT plus its local rank; port 0 takes a free one (default: off)",
     )
-    add_log_format(parser)
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
+    telling.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
     emulate.add_options(parser)
 
 

@@ -19,20 +19,16 @@ _BLOCK_BYTES = 2**20
 
 def check_checksums(data: bytes) -> None:
     """Raise BadSampleError with corrupt_media if the checksum of a chunk of pixels disagrees; Pillow checks those of others."""
-    for begin, end in _pixel_chunks(data):
+    for begin, end in pixel_chunks(data):
         if int.from_bytes(data[end : end + 4], "big") != zlib.crc32(memoryview(data)[begin - 4 : end]):
             raise BadSampleError(Reason.CORRUPT_MEDIA, "the checksum of the PNG's pixels disagrees")
 
 
 def check_rows(data: bytes) -> None:
     """Raise BadSampleError with corrupt_media if the pixels end before the last row; unpacks them once more."""
-    width, height, bits, colour, *_, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
-    missing = 0
-    for left, top, across, down in _INTERLACED if interlaced else _WHOLE:
-        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
-        missing += rows * (1 + -(-columns * bits * _CHANNELS[colour] // 8)) if columns > 0 else 0
+    missing = row_bytes(data)
     unpacking = zlib.decompressobj()
-    for begin, end in _pixel_chunks(data):
+    for begin, end in pixel_chunks(data):
         packed = data[begin:end]
         while missing > 0 and (block := unpacking.decompress(packed, _BLOCK_BYTES)):
             missing -= len(block)
@@ -41,7 +37,17 @@ def check_rows(data: bytes) -> None:
         raise BadSampleError(Reason.CORRUPT_MEDIA, "the PNG ends before its picture does")
 
 
-def _pixel_chunks(data: bytes) -> Iterator[tuple[int, int]]:
+def row_bytes(data: bytes) -> int:
+    """Return how many bytes the rows of a PNG have once unpacked, by its header."""
+    width, height, bits, colour, *_, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    num_bytes = 0
+    for left, top, across, down in _INTERLACED if interlaced else _WHOLE:
+        columns, rows = -(-(width - left) // across), -(-(height - top) // down)
+        num_bytes += rows * (1 + -(-columns * bits * _CHANNELS[colour] // 8)) if columns > 0 else 0
+    return num_bytes
+
+
+def pixel_chunks(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of the body of each chunk of pixels."""
     position = 8
     while position + 12 <= len(data):

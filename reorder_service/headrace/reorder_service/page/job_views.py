@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -107,7 +108,8 @@ def quarantine_view(rejected: Sequence[Rejected], total: int, shards: ShardTable
                 "reason": str(item.reason),
                 "detail": item.detail,
                 "when": None,
-                "thumbnail": None,
+                "modality": item.modality or None,
+                "thumbnail": f"data:image/jpeg;base64,{b64encode(item.thumbnail).decode()}" if item.thumbnail else None,
             }
             for item in rejected
         ],

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from headrace.admission import release
@@ -189,6 +189,9 @@ class PageData:
             found[item.name] = item
             if len(found) >= READ_REJECTIONS:
                 break
+        for sample, thumbnail in (await service.store.thumbnails(name)).items():
+            if sample in found:
+                found[sample] = replace(found[sample], thumbnail=thumbnail)
         return sorted(found.values(), key=lambda item: (item.sample_id is None, item.sample_id or 0, item.name))
 
 

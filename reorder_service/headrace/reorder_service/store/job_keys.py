@@ -8,7 +8,7 @@ from headrace.reorder_service.store.redis_database import Command
 
 JOBS = "headrace:jobs"
 """Key of the list of all jobs' names, oldest first."""
-PARTS = ("shards", "indexed", "window", "corrections", "quarantine", "ledger", "pages", "nodes")
+PARTS = ("shards", "indexed", "window", "corrections", "quarantine", "thumbnails", "ledger", "pages", "nodes")
 """What a job may have in the store beside its record, the hash `job`."""
 NIL = "false"  # how a Lua script prints an absent value
 

@@ -12,7 +12,8 @@ all under `headrace:{job}:`:
     window       hash    step -> results of probing its samples, for steps that are not committed
     corrections  hash    step -> JSON of the Correction (planning.cost_model.correction) with which the steps from that one on are
                          planned, up to the next entry; kept when the job goes back
-    quarantine   hash    name -> JSON (reason, detail, sample_id, row, step)
+    quarantine   hash    name -> JSON (reason, detail, sample_id, row, step, modality where it is known)
+    thumbnails   list    NAME BASE64 of the latest refused samples of which something can be seen, the newest first
     ledger, pages        the records of the committed steps (headrace.reorder_service.store.step_ledger)
     nodes        string  JSON of the membership of a recoverable job's nodes (headrace.reorder_service.nodes.membership.Record)
 """
@@ -35,13 +36,14 @@ from headrace.errors import ConflictError, JobFailedError, NotFoundError
 from headrace.ledger import LedgerEntry
 from headrace.manifest import MAX_SHARD_ROWS, PAGE_SHARDS, UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import probe_value, ref_message, ref_value, rejection_message, rejection_value
-from headrace.quarantine import Rejected, refusal
+from headrace.quarantine import Rejected
 from headrace.reorder_service.store.fatal_jobs import FatalJobs
 from headrace.reorder_service.store.finished_jobs import FINAL, NOTE_FIELDS, FinishedJobs
 from headrace.reorder_service.store.job_change import change_job
 from headrace.reorder_service.store.job_keys import JOBS, PARTS, hset, job_key
 from headrace.reorder_service.store.progress import Progress, StepRecord, known_fields
 from headrace.reorder_service.store.redis_database import Command, Database
+from headrace.reorder_service.store.refused_samples import quarantine_entry, rejected_of, thumbnails_kept, thumbnails_of
 from headrace.reorder_service.store.step_ledger import StepLedger
 from headrace.sample import Probe, SampleRef
 from headrace.ticket import make_key
@@ -245,7 +247,7 @@ class StateStore:
             raise JobFailedError(
                 f"shard {shard} of job {job!r} has {num_rows} rows, not 0 to {MAX_SHARD_ROWS}: make smaller shards of it"
             )
-        damage = iter({item.name: _rejected_json(item, step=None) for item in rejected}.items())
+        damage = iter({item.name: quarantine_entry(item, step=None) for item in rejected}.items())
         while batch := dict(itertools.islice(damage, _NAMES_PAGE)):
             await self.database.write(hset(job_key(job, "quarantine"), batch))
         await self.database.write(("SETRANGE", job_key(job, "indexed"), _DIGITS * shard, f"{num_rows:0{_DIGITS}x}"))
@@ -287,7 +289,7 @@ class StateStore:
         return text
 
     async def commit_step(
-        self, job: str, step: int, record: StepRecord, rejected: Iterable[Rejected], *known: tuple[str, str | int]
+        self, job: str, step: int, record: StepRecord, rejected: Sequence[Rejected], *known: tuple[str, str | int]
     ) -> None:
         """Append `step` to the ledger and its rejections to the quarantine. Raises ConflictError unless it is the next step.
 
@@ -301,7 +303,8 @@ class StateStore:
             *append,
             ("HDEL", job_key(job, "window"), step),
             ("HDEL", job_key(job, "corrections"), step - _KEPT_CORRECTIONS),
-            *(("HSETNX", job_key(job, "quarantine"), item.name, _rejected_json(item, step=step)) for item in rejected),
+            *(("HSETNX", job_key(job, "quarantine"), item.name, quarantine_entry(item, step=step)) for item in rejected),
+            *thumbnails_kept(job, rejected),
             when=[*when, *((str(value), "HGET", job_key(job, "job"), field) for field, value in known)],
         )
         if not done and await self._steps.committed_samples(job, step) != record.samples:
@@ -351,8 +354,11 @@ class StateStore:
     async def quarantine(self, job: str, page: int = _NAMES_PAGE) -> AsyncIterator[Rejected]:
         """Yield the quarantined samples, `page` at a time, in no order. One may come twice if the quarantine grows meanwhile."""
         async for name, fields in self._quarantined(job, page):
-            reason, detail = refusal(fields["reason"], fields["detail"])
-            yield Rejected(name=name, reason=reason, detail=detail, sample_id=fields["sample_id"], row=fields.get("row"))
+            yield rejected_of(name, fields)
+
+    async def thumbnails(self, job: str) -> dict[str, bytes]:
+        """Return the thumbnails that are kept of a job's refused samples, by name."""
+        return thumbnails_of(await self._read(self._redis.lrange(job_key(job, "thumbnails"), 0, -1)))
 
     async def _quarantined(self, job: str, page: int = _NAMES_PAGE) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         """Yield (name, fields) of each entry of the quarantine, in no order, read about `page` at a time."""
@@ -387,8 +393,3 @@ def _probed(text: str) -> tuple[dict[int, Probe], list[Rejected], list[SampleRef
     message = StepProbed.FromString(base64.b64decode(text))
     probes = {item.sample_id: probe_value(item) for item in message.probes}
     return probes, [rejection_value(item) for item in message.rejections], [ref_value(ref) for ref in message.substitutes]
-
-
-def _rejected_json(item: Rejected, *, step: int | None) -> str:
-    fields = {"reason": str(item.reason), "detail": item.detail, "sample_id": item.sample_id, "row": item.row, "step": step}
-    return json.dumps(fields, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from typing import Any
@@ -16,6 +17,7 @@ from headrace.v1 import jobs_pb2
 from headrace.v1.common_pb2 import Occupancy
 from headrace.v1.jobs_pb2 import JobStatus, NodeStatus, PreprocessorStatus, RankStatus, SourceStatus
 from headrace.v1.membership_pb2 import Node, Phase, Pipeline, PipelineStage, Recovered, Snapshot
+from tests.small_jpeg import small_jpeg
 
 SPEC = {"strategy": "auto", "global_batch": 16, "window": 4, "window_bytes": None}
 
@@ -159,7 +161,15 @@ def test_the_nodes_of_a_recoverable_job() -> None:
 def test_rejections_are_told_with_their_shards() -> None:
     shards = ShardTable.of(ShardInfo(source=0, url=f"/d/{name}", name=f"charts/{name}") for name in ("x/a.tar", "b.tar"))
     rejected = [
-        Rejected(name="charts/x/a.tar/00/7", reason=Reason.TOO_LARGE, detail="9 MB", sample_id=4, row=7),
+        Rejected(
+            name="charts/x/a.tar/00/7",
+            reason=Reason.TOO_LARGE,
+            detail="9 MB",
+            sample_id=4,
+            row=7,
+            modality="image",
+            thumbnail=small_jpeg(),
+        ),
         Rejected(name="charts/b.tar", reason=Reason.ARCHIVE_CORRUPT, detail="ends early"),
         Rejected(name="elsewhere/0", reason=Reason.OTHER, detail="?"),
     ]
@@ -173,8 +183,10 @@ def test_rejections_are_told_with_their_shards() -> None:
         "reason": "too_large",
         "detail": "9 MB",
         "when": None,
-        "thumbnail": None,
+        "modality": "image",
+        "thumbnail": f"data:image/jpeg;base64,{base64.b64encode(small_jpeg()).decode()}",
     }
+    assert [(one["modality"], one["thumbnail"]) for one in seen["rejections"][1:]] == [(None, None)] * 2
     assert quarantine_view([], 0, ShardTable()) == {"total": 0, "rejections": []}
 
 

@@ -10,6 +10,7 @@ from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.store.finished_jobs import JobNote, Summary
 from headrace.reorder_service.store.progress import StepRecord
 from headrace.reorder_service.store.state import StateStore
+from tests.small_jpeg import small_jpeg
 
 SUMMARY = Summary(committed_steps=5, num_steps=9, samples=10, quarantined=1, num_shards=1, indexed_shards=1)
 
@@ -20,8 +21,9 @@ async def make_job(store: StateStore, job: str, state: str = "DONE") -> None:
     table = ShardTable.of([ShardInfo(source=0, url="/d/a.tar", name="d/a")])
     await store.save_manifest(job, table, Vocabulary(size=9, image_token=1, audio_token=2))
     await store.save_index(job, 0, 7, [Rejected(name="d/a/9", reason=Reason.TOO_LARGE, detail="")])
+    shown = Rejected(name="d/a/8", reason=Reason.CORRUPT_MEDIA, detail="", thumbnail=small_jpeg())
     for step in range(5):
-        await store.commit_step(job, step, StepRecord(samples=("a", "b"), loss=1.0, step_s=1.0, data_wait_s=0.0), [])
+        await store.commit_step(job, step, StepRecord(samples=("a", "b"), loss=1.0, step_s=1.0, data_wait_s=0.0), [shown])
     await store.compact_ledger(job, 2)
     await store.save_probes(job, 5, [], [], [])
     await store.save_correction(job, 4, "{}")
@@ -37,7 +39,7 @@ async def test_nothing_is_left_of_a_deleted_job_and_its_name_is_free(store: Stat
     await make_job(store, "other")
     everything = await keys(store, "other")
     await make_job(store, "job")
-    assert len(await keys(store, "job")) == len(everything) == 9
+    assert len(await keys(store, "job")) == len(everything) == 10
     await store.finished.delete("job")
     assert await keys(store, "job") == set()
     assert await keys(store, "other") == everything

@@ -7,6 +7,11 @@ import { jobAddress, wholeNumber } from "./route.js";
 
 const MOST_RANKS = 128; // of the table: those that wait longest
 const PAGE = 100;
+const SIGNS = { // by modality: what a screen reader says, and the outline
+  image: ["an image, of which nothing can be seen", "M6 7h12v10H6zM6 15l3.5-3.5 3 3 2-2 3.5 3.5M15 9.5h.01"],
+  audio: ["a recording", "M7 11v2M9.5 9v6M12 7v10M14.5 9.5v5M17 11v2"],
+  text: ["a text", "M7 8h10M7 11h10M7 14h10M7 17h6"],
+};
 const WAITS = 0.05; // share of a step; more is marked
 
 export function mixtureTab(state) {
@@ -64,11 +69,11 @@ export function quarantineTab(state) {
   const { total, rejections } = quarantine;
   if (!total) return hint("No sample is in quarantine.");
   const first = wholeNumber(state.route.options.first, 0, 1e12, 0);
-  const pictures = rejections.some((one) => isPicture(one.thumbnail));
+  const seen = rejections.some((one) => isPicture(one.thumbnail) || one.modality);
   const times = rejections.some((one) => one.when !== null && one.when !== undefined);
-  const columns = [["sample", ""], pictures && ["", ""], ["reason", ""], ["in detail", "words"], ["shard", ""], ["row", "number"], times && ["when", ""]].filter(Boolean);
+  const columns = [["sample", ""], seen && ["seen", ""], ["reason", ""], ["in detail", "words"], ["shard", ""], ["row", "number"], times && ["when", ""]].filter(Boolean);
   const rows = rejections.map((one) => [
-    one.sample, pictures && picture(one), one.reason.replaceAll("_", " "), one.detail, one.shard ?? "", one.row === null || one.row === undefined ? "" : count(one.row),
+    one.sample, seen && picture(one), one.reason.replaceAll("_", " "), one.detail, one.shard ?? "", one.row === null || one.row === undefined ? "" : count(one.row),
     times && (one.when ? time(one.when) : ""),
   ].filter((cell) => cell !== false));
   return section("Quarantine", h("p", { class: "quiet" }, `${plural(total, "sample")} not used. ${reasons(rejections, total)}`),
@@ -83,11 +88,18 @@ function reasons(rejections, total) {
 }
 
 function isPicture(address) {
-  return typeof address === "string" && address.startsWith("data:image/");
+  return typeof address === "string" && address.startsWith("data:image/jpeg;base64,");
 }
 
+/** What can be seen of a refused sample, or else a sign of what was at fault: an image, a recording or a text. */
 function picture(one) {
-  return isPicture(one.thumbnail) ? h("img", { src: one.thumbnail, alt: `what can be seen of ${one.sample}`, width: 56, height: 56 }) : "";
+  if (isPicture(one.thumbnail)) return h("img", { src: one.thumbnail, alt: `what can be seen of ${one.sample}`, width: 56, height: 56 });
+  return one.modality in SIGNS ? modalitySign(...SIGNS[one.modality]) : "";
+}
+
+function modalitySign(name, outline) {
+  return h("svg", { class: "sign", viewBox: "0 0 24 24", width: 56, height: 56, role: "img", "aria-label": name },
+    h("path", { d: outline, fill: "none", stroke: "currentColor", "stroke-width": 1.5, "stroke-linejoin": "round", "stroke-linecap": "round" }));
 }
 
 function pager(job, first, total) {
