@@ -42,6 +42,7 @@ DIFFERENT = {
     "--nodes": {"FILE.yaml", "N"},  # who they are; how many
     "--model": {"DIR", "NAME", "sizes"},
     "--device": {"NAME", "auto|cpu|cuda"},  # as they are sold; of this machine
+    "--dp": {"UNIT=N,...", "UNIT=N:N,..."},
     "--tp": {"N,...", "UNIT=N,...", "UNIT=N:N,..."},
 }
 """Options whose values differ between commands, with all that they take."""

@@ -49,6 +49,7 @@ examples:
   headrace orchestrate --model mllm-72b --data /data/pictures --gpus 1024 --device a800 --checkpointing llm
   headrace orchestrate --model 8b --data /data/pictures --cluster cluster.yaml --frozen vision --out plan
   headrace orchestrate --model 7b --data /data/pictures --gpus 64 --device h100 --tp llm=2:4,vision=1 --placements nested
+  headrace orchestrate --model 7b --data /data/pictures --gpus 64 --device h100 --dp 1,2,4,8 --pp llm=2:4
 
 a cluster file: a preset and what differs from it, or all fields
   preset: h100          # or gpus_per_node, memory_gib, flops_per_s, intra_node_bytes_per_s, ...
@@ -81,7 +82,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cluster.add_argument("--device", metavar="NAME", help="nodes as they are sold: a40, a100, a800, h100 or h200")
     cluster.add_argument("--cluster", type=Path, metavar="FILE.yaml", help="nodes of your own, see below")
     training = parser.add_argument_group("training")
-    training.add_argument("--global-batch", type=int, metavar="N", help="samples of a step (default: 4 for each GPU)")
+    training.add_argument(
+        "--global-batch", type=int, metavar="N", help="samples of a step (default: 4 for each GPU, or b_min if that is more)"
+    )
+    training.add_argument(
+        "--allow-small-batch",
+        action="store_true",
+        help="take a --global-batch below b_min, from which on units' shares are steady",
+    )
     training.add_argument("--frozen", default="", metavar="UNIT,...", help="units that are not trained; their projectors are")
     training.add_argument("--checkpointing", default="", metavar="UNIT,...", help="units that run their forward again")
     training.add_argument("--schedule", default="1f1b", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: %(default)s)")
@@ -95,12 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search.add_argument(
         "--placements", default=",".join(PLACEMENTS), metavar="NAME,...", help="that headrace may take (default: %(default)s)"
     )
-    search.add_argument(
-        "--tp",
-        default="",
-        metavar="UNIT=N:N,...",
-        help="slices that units may have (default: all that divide them, up to 8)",
-    )
+    for flag, what in (
+        ("--dp", "replicas that units may have (default: any)"),
+        ("--tp", "slices (default: all that divide them, up to 8)"),
+        ("--pp", "stages (default: those that whole layers make worth while)"),
+    ):
+        search.add_argument(flag, default="", metavar="UNIT=N:N,...", help=f"{what}; N,... for all units")
     search.add_argument("--batches", type=int, default=20, metavar="N", help="global batches of the judge (default: %(default)s)")
     search.add_argument("--seed", type=int, default=0, metavar="N", help="of the batches that are drawn (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("headrace-orchestrate"), metavar="DIR", help="(default: %(default)s)")

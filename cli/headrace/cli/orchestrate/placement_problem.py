@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.costs.reading_options import reading_spec, shown_source
+from headrace.cli.orchestrate.allowed_grids import allowed_demand
+from headrace.cli.orchestrate.stable_demand import stable_demand
 from headrace.cli.planning import option_values
 from headrace.errors import DatasetError, UserError
 from headrace.model_shape import ModelShape
@@ -123,7 +125,7 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         for flag, text in (("--frozen", args.frozen), ("--checkpointing", args.checkpointing))
     )
     training = Training(
-        global_batch=args.global_batch or SAMPLES_PER_GPU * cluster.num_gpus,
+        global_batch=args.global_batch or SAMPLES_PER_GPU * cluster.num_gpus,  # more, where that is below b_min
         frozen=frozen,
         checkpointing=checkpointing,
         schedule=args.schedule,
@@ -137,9 +139,9 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         )  # fmt: skip
     except ValueError as err:
         raise UserError(f"{args.coefficients}: {err}" if document is not None else str(err)) from err
-    demand = _with_widths(demand, args.tp)
-    if warning := _small_batch(demand, args.seed):
-        notes.append(warning)
+    demand = allowed_demand(demand, dp=args.dp, tp=args.tp, pp=args.pp)
+    demand, note = stable_demand(demand, args)
+    notes += [note] * bool(note)
     return PlacementProblem(
         model=args.model,
         shape=shape,
@@ -152,29 +154,6 @@ def placement_problem(args: argparse.Namespace) -> PlacementProblem:
         coefficients_file=args.coefficients,
         notes=tuple(notes),
     )
-
-
-def _with_widths(demand: Demand, text: str) -> Demand:
-    """Return the demand with only those tensor-parallel widths that --tp allows. Raises UserError."""
-    allowed: dict[str, list[int]] = {}
-    for item in filter(None, text.split(",")):
-        unit, _, numbers = item.strip().partition("=")
-        if unit not in demand.unit_names or unit in allowed:
-            raise UserError(f"--tp names each of {', '.join(demand.unit_names)} once at most, got {item!r}")
-        [possible] = [of_unit.forward_s for of_unit in demand.units if of_unit.name == unit]
-        widths = [int(number) if number.isdecimal() else 0 for number in numbers.split(":")]
-        if not set(widths) <= set(possible):
-            raise UserError(f"--tp {item}: a node, the heads and the channels of {unit} allow {':'.join(map(str, possible))}")
-        allowed[unit] = widths
-    units = tuple(
-        unit if unit.name not in allowed else dataclasses.replace(
-            unit,
-            forward_s={tp: unit.forward_s[tp] for tp in unit.forward_s if tp in allowed[unit.name]},
-            kept_bytes={tp: unit.kept_bytes[tp] for tp in unit.forward_s if tp in allowed[unit.name]},
-        )
-        for unit in demand.units
-    )  # fmt: skip
-    return dataclasses.replace(demand, units=units)
 
 
 def _taken(probes: Sequence[Probe], shape: ModelShape, model: str) -> tuple[list[Probe], str]:
@@ -190,23 +169,6 @@ def _taken(probes: Sequence[Probe], shape: ModelShape, model: str) -> tuple[list
     return taken, (
         f"{len(probes) - len(taken):,} samples with {lacking} are left out, for which {model} has no encoder: "
         "take them out of the sources of the job too"
-    )
-
-
-def _small_batch(demand: Demand, seed: int) -> str:
-    """Return a warning where the global batch is below b_min for the stages of a replica on the whole cluster; else nothing."""
-    import numpy as np
-
-    from headrace.reorder_service.planning.cost_model.stable_batch import smallest_stable_batch
-
-    work = np.stack([unit.forward_s[min(unit.forward_s)] * (1 + unit.backward_factor) for unit in demand.units])
-    stages = min(demand.cluster.num_gpus, 16)
-    stable = smallest_stable_batch(work, stages, seed, most=4096) if stages >= len(demand.units) else None
-    if stable is None or stable <= demand.global_batch:
-        return ""
-    return (
-        f"the global batch of {demand.global_batch} samples is below {stable}, from which on the units' shares of {stages} GPUs "
-        f"are the same in nearly all batches (Entrain's b_min): stages will wait for each other, so take --global-batch {stable}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from headrace.trainer.pipeline.topology import PipelineTopology, load_topology_y
 from tests.kustomization import kustomized
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples" / "data")
-PIPELINES = ["--gpus", "8", "--device", "a40", "--batches", "2", "--global-batch", "16", "--limit", "64"]
+OF_CLUSTER = ["--gpus", "8", "--device", "a40", "--batches", "2", "--limit", "64"]
+PIPELINES = [*OF_CLUSTER, "--global-batch", "16", "--allow-small-batch"]
 MODEL = "qwen2.5-vl-3b"
 PRINTED = "printed.txt"
 
@@ -252,7 +254,7 @@ def test_what_is_emulated_is_forecast_as_it_was_judged_by_measured_times(
 def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump({"preset": "h100", "nodes": 2, "gpus_per_node": 2, "efficiency": 0.4}))
-    options = ["--cluster", str(cluster), "--batches", "1", "--global-batch", "8", "--limit", "32", "--searches", "megatron"]
+    options = ["--cluster", str(cluster), "--batches", "1", "--limit", "32", "--searches", "megatron"]
     report = orchestrate(capsys, tmp_path, "--model", "1b", *options)
     assert report["cluster"] == {"name": str(cluster), "gpus": 4, "nodes": 2, "memory_gib": 80}
 
@@ -290,6 +292,14 @@ def test_what_cannot_be_asked_is_told_before_data_are_read(
         (["--frozen", "audio"], "--frozen names 'audio', which is no unit of the pipeline (vision, llm)"),
         (["--tp", "audio=1"], "--tp names each of vision, llm once at most, got 'audio=1'"),
         (["--tp", "llm=2:4"], "--tp llm=2:4: a node, the heads and the channels of llm allow 1:2"),
+        (["--tp", "8"], "--tp vision=8: a node, the heads and the channels of vision allow 1:2:4"),
+        (["--dp", "llm=1:9"], "--dp llm=1:9: the GPUs and the samples of a step of llm allow 1 to 8"),
+        (["--pp", "vision=33"], "--pp vision=33: the layers of vision allow 1 to 32"),
+        (["--pp", "vision=two"], "--pp vision=two: the layers of vision allow 1 to 32"),
+        (
+            ["--dp", "1", "--placements", "colocated", "--tp", "llm=2"],
+            "8 GPUs are too few for vision, llm with the dp, tp and pp",
+        ),
         (["--model", "mllm-72b", "--gpus", "4"], "GiB more than the 44.2 GiB that a GPU may use"),
     ],
 )
@@ -298,6 +308,51 @@ def test_what_does_not_fit_the_data_or_the_cluster_is_told(
 ) -> None:
     given = ["--model", MODEL, "--data", EXAMPLE, *PIPELINES, "--limit", "32", "--batches", "1", "--out", str(tmp_path)]
     assert words in refusal(capsys, *given, "--searches", "megatron", *options)
+
+
+def test_a_global_batch_below_b_min_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", MODEL, "--data", EXAMPLE, *OF_CLUSTER, "--out", str(tmp_path), "--global-batch", "4"]
+    words = refusal(capsys, *options)
+    found = re.search(r"the global batch of 4 samples is below (\d+), .* \(Entrain's b_min\)", words)
+    assert found, words
+    assert (
+        f"take --global-batch {found[1]}, leave disaggregated out of --placements, or accept it with --allow-small-batch" in words
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_small_batch_is_taken_where_gpus_are_shared_or_it_is_accepted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", MODEL, *OF_CLUSTER, "--global-batch", "8", "--searches", ""]
+    shared = orchestrate(capsys, tmp_path, *options, "--placements", "colocated")
+    assert not any("b_min" in note for note in shared["notes"])
+    accepted = orchestrate(capsys, tmp_path, *options, "--allow-small-batch", "--placements", "disaggregated")
+    assert any(note.startswith("the global batch of 8 samples is below") for note in accepted["notes"])
+
+
+def test_the_default_batch_is_b_min_at_least(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    orchestrate_command.add_arguments(parser)
+    asked = ["--model", MODEL, "--data", EXAMPLE, *OF_CLUSTER]
+    least = placement_problem(parser.parse_args(asked)).demand.global_batch
+    assert least > 4 * 8, "four samples of each GPU are too few of these data"
+    capsys.readouterr()
+    assert main(["orchestrate", *asked, "--global-batch", str(least - 1)]) == 2
+    assert f"is below {least}, from which on" in capsys.readouterr().err
+
+
+def test_only_those_replicas_slices_and_stages_are_taken_that_are_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grids = ["--dp", "1,2", "--tp", "llm=1,vision=1:2", "--pp", "llm=2:3"]
+    report = orchestrate(capsys, tmp_path, "--model", MODEL, *PIPELINES, "--batches", "1", *grids)
+    rows = [*report["searches"], *report["alternatives"], *report["placements"]]
+    assert len({row["placement"] for row in rows}) > 1
+    for row in rows:
+        vision, llm = row["units"]["vision"], row["units"]["llm"]
+        assert (vision["dp"] in (1, 2), vision["tp"] in (1, 2)) == (True, True), row
+        assert (llm["dp"] in (1, 2), llm["tp"], llm["pp"] in (2, 3)) == (True, 1, True), row
 
 
 def test_no_data_is_told(capsys: pytest.CaptureFixture[str]) -> None:

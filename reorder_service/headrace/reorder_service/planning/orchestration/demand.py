@@ -39,6 +39,26 @@ class UnitDemand:
     """Seconds of a microbatch's forward and backward in all its stages together, besides those of its samples."""
     step_s: tuple[float, float] = (0.0, 0.0)
     """Seconds once a step for all its weights: to collect gradients, and to update the weights (`measured_costs.PartCosts`)."""
+    only_dp: tuple[int, ...] | None = None
+    """Numbers of replicas that the user allows it, ascending; None: any."""
+    only_pp: tuple[int, ...] | None = None
+    """Numbers of stages that the user allows it, ascending; None: any."""
+
+    def most_replicas(self, most: int) -> int:
+        """Return the largest number of replicas, up to `most`, that is allowed; 0 if none is."""
+        return _largest(self.only_dp, most)
+
+    def most_stages(self, most: int) -> int:
+        """Return the largest number of stages, up to `most` and its layers, that is allowed; 0 if none is."""
+        return _largest(self.only_pp, min(most, self.layers))
+
+    def allows(self, dp: int, pp: int) -> bool:
+        """Return whether the user allows so many replicas and stages."""
+        return self.most_replicas(dp) == dp > 0 and self.most_stages(pp) == pp > 0
+
+
+def _largest(allowed: tuple[int, ...] | None, most: int) -> int:
+    return most if allowed is None else max((number for number in allowed if number <= most), default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,7 +24,7 @@ from headrace.reorder_service.planning.orchestration.estimate import fullest_of_
 from headrace.reorder_service.planning.orchestration.judge import QUICK_STRATEGIES, draw_batches
 from headrace.reorder_service.planning.orchestration.judgement import Judgement, merged, seconds_beside
 from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, Layouts, layouts
-from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, shared_candidates
+from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, regridded, shared_candidates
 from headrace.reorder_service.planning.orchestration.simulated_steps import Mapped, SimulatedSteps, sorted_out
 from headrace.reorder_service.planning.strategies import AUTO, CANDIDATES
 
@@ -55,7 +55,8 @@ _LOOKED_AT, _ENOUGH = 4000, 1000
 _ROOM = 0.8
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
 _PIECES, _CUT = (2, 4, 8), 2
-"""Pieces of encoders' passes that are tried, and of how many nested candidates, the best after the first round."""
+"""Pieces of encoders' passes that are tried, and of how many nested candidates, the best after the first round. Of as many with
+shared GPUs other slices and stages of the encoders are tried."""
 _OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
 
 Advance = Callable[[int], object]
@@ -96,15 +97,17 @@ def search(
 ) -> Found:
     """Search for the fastest placement of a demand.
 
-    others: the answers of other searches, by name. strategy: that of the job. advance: called with the number of candidates that
-    were judged since, of `num_judgements`. mapped: as for `SimulatedSteps`. Raises ValueError if nothing can be placed at all.
+    others: the answers of other searches, by name. strategy: that of the job. placements: those that may be taken; what others
+    answer besides is compared only. advance: called with the number of candidates that were judged since, of `num_judgements`.
+    mapped: as for `SimulatedSteps`. Raises ValueError if nothing can be placed at all.
     """
     batches = draw_batches(demand, num_batches, seed)
     own, num_estimated = candidates_of(demand, shortlist, placements)
     pool = _together(own, others.values())
-    if not pool:
+    if not any(candidate.placement in placements for candidate in pool):
         raise ValueError(
-            f"{demand.cluster.num_gpus} GPUs are too few for {', '.join(demand.unit_names)}: take more GPUs, or a smaller model"
+            f"{demand.cluster.num_gpus} GPUs are too few for {', '.join(demand.unit_names)}{_as_allowed(demand)}: take more "
+            "GPUs, or a smaller model"
         )
     steps, answers_of_others = SimulatedSteps(demand, batches, seed, mapped), {candidate.layout for candidate in others.values()}
     fewer = 1 if demand.global_batch <= _LARGE else 2
@@ -120,18 +123,21 @@ def search(
         raise ValueError(
             f"no plan of strategy {strategy!r} can be run with schedule {demand.schedule!r}: take another of the two"
         )
+    asked = [one for one in compared if one.candidate.placement in placements]
+    finalists = {one.candidate.layout for one in asked[:_FINALISTS]}
     final = [
         finished
-        for rank, one in enumerate(compared)
-        if rank < _FINALISTS or (one.candidate.layout in answers_of_others and one.step_s <= _NEAR * compared[0].step_s)
+        for one in compared
+        if one.candidate.layout in finalists
+        or (one.candidate.layout in answers_of_others and one.step_s <= _NEAR * compared[0].step_s)
         if one.fits
         for finished in _finished(steps, one, strategies, advance)
     ]
-    if not compared[0].fits:
-        final = compared[:1]
-    if not final:
+    if asked and not asked[0].fits:
+        final = asked[:1]
+    final.sort(key=lambda one: (one.candidate.placement not in placements, one.key))
+    if not final or final[0].candidate.placement not in placements:
         raise ValueError(f"no plan of all {num_batches} batches can be run with schedule {demand.schedule!r}: take another")
-    final.sort(key=lambda one: one.key)
     judged_on_all = {one.candidate.layout for one in final}
     best = replace(final[0], candidate=replace(final[0].candidate, search=NAME))
     of_layout = {one.candidate.layout: one for one in (*compared, *final)}
@@ -143,7 +149,7 @@ def search(
     rest = [*final[1:], *(one for one in compared if one.candidate.layout not in judged_on_all)]
     rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
     of_placements: dict[str, Judgement] = {}
-    for one in (best, *rest):
+    for one in (one for one in (best, *rest) if one.candidate.placement in placements):
         of_placements.setdefault(one.candidate.placement, one)
     return Found(
         best=best,
@@ -157,10 +163,16 @@ def search(
     )
 
 
+def _as_allowed(demand: Demand) -> str:
+    """Return what is said of a demand whose units may not have all grids."""
+    restricted = any(unit.only_dp is not None or unit.only_pp is not None for unit in demand.units)
+    return " with the dp, tp and pp that are allowed" if restricted else ""
+
+
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
-    rounds += _CUT * len(_PIECES)
+    rounds += _CUT * (len(_PIECES) + 4)
     return shortlist + len(MICROBATCHES) + 3 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
 
 
@@ -242,10 +254,11 @@ def _memories(demand: Demand, space: Sequence[Layouts], parts: Ints, rows: Ints)
 
 def _colocated(demand: Demand) -> Iterable[Candidate]:
     """Yield candidates with all units on every GPU, as FSDP trainers run them, by their number of microbatches."""
-    ranks = min(demand.cluster.num_gpus, demand.global_batch)
-    grids = {unit: UnitGrid(dp=ranks, tp=1, pp=1) for unit in demand.unit_names}
-    if any(1 not in unit.forward_s for unit in demand.units):
+    most = min(demand.cluster.num_gpus, demand.global_batch)
+    ranks = next((dp for dp in range(most, 0, -1) if all(unit.allows(dp, 1) for unit in demand.units)), 0)
+    if ranks == 0 or any(1 not in unit.forward_s for unit in demand.units):
         return
+    grids = {unit: UnitGrid(dp=ranks, tp=1, pp=1) for unit in demand.unit_names}
     for count in MICROBATCHES:
         if count == 1 or count * grids[LLM].dp <= demand.global_batch:
             yield Candidate(search=NAME, grids=grids, microbatches=count, placement="colocated")
@@ -254,6 +267,8 @@ def _colocated(demand: Demand) -> Iterable[Candidate]:
 def _varied(demand: Demand, best: Sequence[Candidate]) -> list[Candidate]:
     """Return what is near the best candidates, which come first, and what the estimate cannot tell well apart from them."""
     near = [one for candidate in best[:_VARIED] for one in _neighbours(demand, candidate)]
+    of_shared = itertools.islice((candidate for candidate in best if candidate.guests), _CUT)
+    near += [replace(one, search=NAME) for candidate in of_shared for one in regridded(demand, candidate)]
     whole = (candidate for candidate in best if can_be_cut(demand, candidate))
     return near + [one for candidate in itertools.islice(whole, _CUT) for one in in_pieces(demand, candidate, _PIECES)]
 

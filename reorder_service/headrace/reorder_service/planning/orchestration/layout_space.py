@@ -66,6 +66,13 @@ def stage_counts(layers: int, chunks: int = 1, most: int | None = None) -> list[
     return list(found.values())
 
 
+def stage_choices(unit: UnitDemand, chunks: int = 1, most: int | None = None) -> list[int]:
+    """Return the numbers of stages that a unit may have: those that are allowed, or `stage_counts`. most: of the latter."""
+    if unit.only_pp is None:
+        return stage_counts(unit.layers, chunks, most)
+    return [stages for stages in unit.only_pp if stages * chunks <= unit.layers]
+
+
 def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
     """Yield all layouts of the space, for one number of microbatches after the other.
 
@@ -95,8 +102,9 @@ def _of_llm(demand: Demand, llm: UnitDemand, limit: float) -> Ints:
     rows = [
         (dp, tp, pp)
         for tp in widths(llm, demand.cluster.gpus_per_node)
-        for pp in stage_counts(llm.layers, demand.chunks)
-        for dp in range(1, min(free // (tp * pp), demand.global_batch) + 1)
+        for pp in stage_choices(llm, demand.chunks)
+        for dp in llm.only_dp or range(1, free + 1)
+        if dp <= min(free // (tp * pp), demand.global_batch)
     ]
     columns = np.array(rows, np.int64).reshape(-1, 3).T
     kept: Ints = columns[:, state_bytes(llm, *columns) <= limit]
@@ -109,15 +117,19 @@ def _one_sample_each(demand: Demand, replicas: Ints) -> set[int]:
     return set(sorted(counts)[:8])
 
 
-def _combinations(demand: Demand, others: Sequence[UnitDemand]) -> list[tuple[tuple[int, int], ...]]:
-    """Return (tp, pp) of the units beside the LLM, in all combinations, or those of few stages where these are too many."""
+def _combinations(demand: Demand, others: Sequence[UnitDemand]) -> list[tuple[tuple[int, int, int], ...]]:
+    """Return (tp, pp, dp) of the units beside the LLM, in all combinations, or those of few stages where these are too many.
+
+    dp: a number of replicas that is allowed, or 0 where any is.
+    """
     most = _MOST_STAGES_BESIDE
     while True:
         choices = [
             [
-                (tp, pp)
+                (tp, pp, dp)
                 for tp in widths(unit, demand.cluster.gpus_per_node)
-                for pp in stage_counts(unit.layers, demand.chunks, most)
+                for pp in stage_choices(unit, demand.chunks, most)
+                for dp in unit.only_dp or (0,)
             ]
             for unit in others
         ]
@@ -130,7 +142,7 @@ def _combinations(demand: Demand, others: Sequence[UnitDemand]) -> list[tuple[tu
 def _beside(
     demand: Demand,
     others: Sequence[UnitDemand],
-    combination: Sequence[tuple[int, int]],
+    combination: Sequence[tuple[int, int, int]],
     of_llm: tuple[Ints, Ints, Ints],
     count: int,
     limit: float,
@@ -139,14 +151,16 @@ def _beside(
     dp, tp, pp = of_llm
     left = demand.cluster.num_gpus - dp * tp * pp
     shares = np.array(
-        [demand.step_s(unit, w) * float(time_share(unit, s)) for unit, (w, s) in zip(others, combination, strict=True)]
+        [demand.step_s(unit, w) * float(time_share(unit, s)) for unit, (w, s, _) in zip(others, combination, strict=True)]
     )
-    sizes = np.array([w * s for w, s in combination])
-    rate = left / float((shares * sizes).sum()) if others else left * 0.0
+    sizes = np.array([w * s for w, s, _ in combination])
+    given = np.array([replicas for _, _, replicas in combination])
+    work = float((shares * sizes)[given == 0].sum())
+    rate = (left - int((given * sizes).sum())) / work if work > 0 else left * 0.0
     most = demand.global_batch // count  # replicas beyond the samples of a microbatch of all replicas would have none
-    replicas = np.clip((rate * shares[:, None]).astype(np.int64), 1, most)
-    fits = (replicas * sizes[:, None]).sum(axis=0) <= left
-    for unit, of_unit, (w, s) in zip(others, replicas, combination, strict=True):
+    replicas = np.where(given[:, None] > 0, given[:, None], np.clip((rate * shares[:, None]).astype(np.int64), 1, most))
+    fits = ((replicas * sizes[:, None]).sum(axis=0) <= left) & (given.max(initial=0) <= most)
+    for unit, of_unit, (w, s, _) in zip(others, replicas, combination, strict=True):
         fits &= state_bytes(unit, of_unit, w, s) <= limit
     start = np.zeros_like(dp)
     sizes_of = dict(zip((unit.name for unit in others), zip(replicas, combination, strict=True), strict=True))
@@ -163,7 +177,7 @@ def _beside(
     return dps, tps, pps
 
 
-def _columns(replicas: Ints, size: tuple[int, int]) -> tuple[Ints, Ints, Ints]:
+def _columns(replicas: Ints, size: tuple[int, int, int]) -> tuple[Ints, Ints, Ints]:
     return replicas, np.full_like(replicas, size[0]), np.full_like(replicas, size[1])
 
 
@@ -172,7 +186,7 @@ class _Exchanges:
 
     def __init__(self, demand: Demand, unit: UnitDemand) -> None:
         tp = widths(unit, demand.cluster.gpus_per_node)
-        pp = stage_counts(unit.layers, demand.chunks)
+        pp = stage_choices(unit, demand.chunks)
         dp = np.arange(1, min(demand.cluster.num_gpus, demand.global_batch) + 1)
         of_widths, of_stages = np.array(tp)[:, None, None], np.array(pp)[:, None]
         self._seconds = exchange_s(unit, demand.cluster, dp, of_widths, of_stages)

@@ -30,7 +30,7 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     state_bytes,
     usable_bytes,
 )
-from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, stage_counts
+from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, stage_choices
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import widths
 from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, time_share
 from headrace.schedule import EAGER
@@ -119,6 +119,23 @@ def in_pieces(demand: Demand, candidate: Candidate, numbers: Sequence[int]) -> I
             yield replace(candidate, pieces=number)
 
 
+def regridded(demand: Demand, candidate: Candidate) -> Iterator[Candidate]:
+    """Yield the candidate with twice or half as many slices, or stages, of the encoders on the LLM's GPUs: real samples tell
+    better than the estimate which is best."""
+    encoders = [unit for unit in demand.units if unit.name in candidate.guests and unit.name != GENERATOR]
+    if not encoders:
+        return
+    ranks, own = candidate.grids[LLM].gpus, candidate.grids[encoders[0].name]
+    for tp, pp in ((own.tp // 2, own.pp), (own.tp * 2, own.pp), (own.tp, own.pp // 2), (own.tp, own.pp * 2)):
+        grid = UnitGrid(dp=ranks // (tp * pp) if tp * pp else 0, tp=tp, pp=pp)
+        if grid.gpus == ranks and all(
+            tp in widths(unit, demand.cluster.gpus_per_node) and unit.allows(grid.dp, pp) and pp * demand.chunks <= unit.layers
+            for unit in encoders
+        ):
+            grids = {**candidate.grids, **dict.fromkeys((unit.name for unit in encoders), grid)}
+            yield replace(candidate, grids={unit: grids[unit] for unit in candidate.grids})
+
+
 def shared_candidates(demand: Demand, most: int, placements: Collection[str], search: str) -> tuple[list[Candidate], int]:
     """Return at most so many candidates of each placement with shared GPUs that is asked for, and the number of all layouts.
 
@@ -148,15 +165,15 @@ def _layouts(demand: Demand, *, has_generator: bool) -> _Layouts:
     cluster, batch, chunks = demand.cluster, demand.global_batch, demand.chunks
     llm, guests, generator = _units(demand)
     guest_widths = sorted(set.intersection(*(set(widths(unit, cluster.gpus_per_node)) for unit in guests)))
-    fewest = min(unit.layers for unit in guests)
-    of_guests = [(tp, pp) for tp in guest_widths for pp in _GUEST_STAGES if pp * chunks <= fewest]
+    of_guests = list(itertools.product(guest_widths, _stages_on_llm(guests, chunks)))
     rows = [
-        (min(left // (tp * pp), batch // count), tp, pp, count, *of_generator)
+        (replicas, tp, pp, count, *of_generator)
         for of_generator in (_nested_generators(demand) if has_generator else _generators(demand))
         if (left := cluster.num_gpus - of_generator[0] * of_generator[1] * of_generator[2]) > 0
-        for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_counts(llm.layers, chunks))
-        for count in _counts(demand, left // (tp * pp))
+        for tp, pp in itertools.product(widths(llm, cluster.gpus_per_node), stage_choices(llm, chunks))
+        for count in _counts(demand, llm.most_replicas(left // (tp * pp)))
         if of_generator[0] * count <= batch
+        if (replicas := llm.most_replicas(min(left // (tp * pp), batch // count)))
     ]
     columns = np.repeat(np.array(rows, np.int64).reshape(-1, 7), len(of_guests), axis=0).T
     dp, tp, pp, count, of_generator, generator_tp, generator_pp = columns
@@ -170,7 +187,9 @@ def _layouts(demand: Demand, *, has_generator: bool) -> _Layouts:
     whole &= dp * tp * pp % np.maximum(1, on_its_ranks) == 0  # slices of a layer lie in one node
     for unit in guests:
         state = state + state_bytes(unit, replicas, guest_tp, guest_pp)
+        whole &= unit.only_dp is None or np.isin(replicas, unit.only_dp)
     if generator is not None:
+        whole &= generator.only_dp is None or np.isin(of_generator, generator.only_dp)
         of_its_ranks = state_bytes(generator, np.maximum(1, of_generator), generator_tp, generator_pp)
         state = state + of_its_ranks if has_generator else np.maximum(state, of_its_ranks)
     fitting = whole & (state <= usable_bytes(cluster))
@@ -195,18 +214,25 @@ def _generators(demand: Demand) -> list[tuple[int, int, int]]:
     work = {unit.name: demand.step_s(unit, min(unit.forward_s)) for unit in demand.units}
     rest_s = sum(work.values()) - work[GENERATOR]
     for tp in widths(generator, demand.cluster.gpus_per_node):
-        for pp in stage_counts(generator.layers, demand.chunks, _GENERATOR_STAGES):
+        for pp in stage_choices(generator, demand.chunks, _GENERATOR_STAGES):
             own_s = demand.step_s(generator, tp) * float(time_share(generator, pp)) * tp * pp
             even = demand.cluster.num_gpus * own_s / (own_s + rest_s) / (tp * pp)
-            found += [(max(1, math.floor(even)), tp, pp), (max(1, math.ceil(even)), tp, pp)]
+            found += [(dp, tp, pp) for dp in generator.only_dp or (max(1, math.floor(even)), max(1, math.ceil(even)))]
     return list(dict.fromkeys(found))
 
 
 def _nested_generators(demand: Demand) -> list[tuple[int, int, int]]:
     """Return (0, tp, pp) of the generator for every width and few numbers of stages: it has no GPUs besides the LLM's."""
     [generator] = [unit for unit in demand.units if unit.name == GENERATOR]
-    stages = [pp for pp in _GUEST_STAGES if pp * demand.chunks <= generator.layers]
+    stages = _stages_on_llm([generator], demand.chunks)
     return [(0, tp, pp) for tp, pp in itertools.product(widths(generator, demand.cluster.gpus_per_node), stages)]
+
+
+def _stages_on_llm(units: Sequence[UnitDemand], chunks: int) -> list[int]:
+    """Return the numbers of stages that units, all alike, have on the LLM's GPUs: those that are allowed, or a few."""
+    allowed = [set(unit.only_pp) for unit in units if unit.only_pp is not None]
+    stages = sorted(set.intersection(*allowed)) if allowed else _GUEST_STAGES
+    return [pp for pp in stages if pp * chunks <= min(unit.layers for unit in units)]
 
 
 def _counts(demand: Demand, replicas: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -45,6 +46,12 @@ def unit_of(
         kept_bytes={tp: kept / tp * sizes for tp in widths},
         sent_bytes=sent * sizes,
     )
+
+
+def restricted(demand: Demand, *, dp: Sequence[int] | None = None, pp: Sequence[int] | None = None) -> Demand:
+    """The demand with only these numbers of replicas and of stages of every unit."""
+    only_dp, only_pp = (None if numbers is None else tuple(numbers) for numbers in (dp, pp))
+    return replace(demand, units=tuple(replace(unit, only_dp=only_dp, only_pp=only_pp) for unit in demand.units))
 
 
 def cluster_of(nodes: int, gpus_per_node: int = 4, memory_gib: float = 48.0) -> Cluster:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from headrace.plan import LLM
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
@@ -16,7 +17,7 @@ from headrace.reorder_service.planning.orchestration.searches import disttrain_e
 from headrace.reorder_service.planning.orchestration.searches.grid_choices import grids_within, replica_counts
 from headrace.reorder_service.planning.orchestration.searches.option_table import useful_depths
 from tests.examples import with_examples
-from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
+from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, restricted, unit_of
 
 pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to compile the kernels
 
@@ -24,7 +25,10 @@ pytestmark = pytest.mark.timeout(600)  # whichever test comes first may have to 
 def least_step_s(demand: Demand, microbatch: int = 1) -> float:
     """The shortest step of all that fit, by trying every grid of every unit; infinite if none fits."""
     cluster = demand.cluster
-    counts = replica_counts(demand, microbatch)
+    try:
+        counts = replica_counts(demand, microbatch)
+    except ValueError:
+        return math.inf
     choices = [
         grids_within(
             unit, cluster.gpus_per_node, cluster.num_gpus, counts if unit.name == LLM else range(1, cluster.num_gpus + 1)
@@ -57,7 +61,7 @@ def within(choices: list[list[UnitGrid]], gpus: int) -> Iterator[tuple[UnitGrid,
 def check(demand: Demand) -> None:
     best = least_step_s(demand)
     if math.isinf(best):
-        with pytest.raises(ValueError, match=r"fit|too few"):
+        with pytest.raises(ValueError, match=r"fit|too few|allowed"):
             disttrain_exact.search(demand)
     else:
         assert step_s(demand, disttrain_exact.search(demand)[0]) == pytest.approx(best, rel=1e-9)
@@ -67,6 +71,12 @@ def check(demand: Demand) -> None:
 @given(demand=demands(most_gpus=5, most_layers=3))
 def test_no_placement_is_faster(demand: Demand) -> None:
     check(demand)
+
+
+@with_examples(30)
+@given(demand=demands(most_gpus=5, most_layers=3), dp=st.sampled_from([None, (1, 2), (2, 3)]), pp=st.sampled_from([(1,), (2, 3)]))
+def test_no_allowed_placement_is_faster(demand: Demand, dp: tuple[int, ...] | None, pp: tuple[int, ...]) -> None:
+    check(restricted(demand, dp=dp, pp=pp))
 
 
 @pytest.mark.slow

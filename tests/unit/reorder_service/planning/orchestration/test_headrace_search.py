@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,16 +10,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import step_s
-from headrace.reorder_service.planning.orchestration.headrace_search import candidates_of, num_judgements, search
+from headrace.reorder_service.planning.orchestration.headrace_search import PLACEMENTS, candidates_of, num_judgements, search
 from headrace.reorder_service.planning.orchestration.judge import judge
 from headrace.reorder_service.planning.orchestration.layout_space import layouts, stage_counts
+from headrace.reorder_service.planning.orchestration.searches import SEARCHES
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import allows
 from headrace.reorder_service.planning.orchestration.searches.megatron import search as megatron
 from tests.examples import with_examples
-from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, unit_of
+from tests.unit.reorder_service.planning.orchestration.orchestration_world import cluster_of, demands, restricted, unit_of
 
 
 def uneven(gpus: int, seed: int = 0, *, parameters: float = 1e6, global_batch: int = 12) -> Demand:
@@ -71,11 +75,39 @@ def test_no_placement_is_estimated_faster_than_the_fastest_of_the_space(gpus: in
     assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-3)
 
 
-def test_the_answer_is_as_good_as_the_best_of_all_placements() -> None:
-    demand = uneven(4, global_batch=8)
+@pytest.mark.parametrize(("dp", "pp"), [(None, None), ([1], None), (None, [2]), ([2], [1])])
+def test_the_answer_is_as_good_as_the_best_of_all_placements(dp: list[int] | None, pp: list[int] | None) -> None:
+    demand = restricted(uneven(4, global_batch=8), dp=dp, pp=pp)
     found = search(demand, {}, strategy="entrain", num_batches=2, shortlist=1000, placements=["disaggregated"])
-    brute = min(judge(demand, one, found.batches, "entrain").step_s for one in all_candidates(demand))
+    every = [one for one in all_candidates(demand) if allows(demand, one)]
+    assert allows(demand, found.best.candidate)
+    brute = min(judge(demand, one, found.batches, "entrain").step_s for one in every)
     assert found.best.step_s <= brute * 1.03
+
+
+@with_examples(20)
+@given(demand=demands(), dp=st.sampled_from([None, (1, 3), (2,)]), pp=st.sampled_from([None, (1, 2), (3,)]))
+def test_no_search_takes_what_is_not_allowed(demand: Demand, dp: tuple[int, ...] | None, pp: tuple[int, ...] | None) -> None:
+    demand = restricted(demand, dp=dp, pp=pp)
+    try:
+        found, _ = candidates_of(demand, 20, PLACEMENTS)
+    except ValueError:
+        found = []
+    for run in SEARCHES.values():
+        with contextlib.suppress(ValueError):
+            found += run(demand)
+    assert all(allows(demand, one) for one in found)
+
+
+def test_what_others_answer_in_another_placement_is_compared_only() -> None:
+    demand = uneven(4)
+    others = {"megatron": megatron(demand)[0]}
+    found = search(demand, others, num_batches=2, placements=["colocated"])
+    assert found.best.candidate.placement == "colocated"
+    assert found.answers["megatron"].candidate.placement == "disaggregated"
+    assert list(found.of_placements) == ["colocated"]
+    with pytest.raises(ValueError, match="4 GPUs are too few for vision, llm with the dp, tp and pp that are allowed"):
+        search(restricted(demand, pp=[2]), others, num_batches=1, placements=["colocated"])
 
 
 def test_no_search_has_a_better_answer() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +12,14 @@ import pytest
 from headrace.execution_spec import UnitExecution, check_sharing
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
-from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, Placement, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits
 from headrace.reorder_service.planning.orchestration.headrace_search import candidates_of, search
 from headrace.reorder_service.planning.orchestration.judge import draw_batches, judge, simulated
 from headrace.reorder_service.planning.orchestration.judgement import in_words
 from headrace.reorder_service.planning.orchestration.memory_curve import memory_curves
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import allows
 from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, shared_candidates
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, unit_of
 
@@ -43,6 +46,33 @@ def test_encoders_are_on_all_gpus_of_the_llm() -> None:
         assert one.guests == ("vision", "audio")
         assert one.microbatches * one.grids[LLM].dp <= 32
         assert fits(demand_of(), one)
+
+
+def all_shared(demand: Demand, placement: Placement) -> Iterator[Candidate]:
+    """Every layout of an encoder on the GPUs of an LLM, with one or two slices and up to four stages of each."""
+    gpus, shapes = demand.cluster.num_gpus, list(itertools.product((1, 2), (1, 2, 4)))
+    for (tp, pp), (guest_tp, guest_pp) in itertools.product(shapes, repeat=2):
+        for dp in range(1, gpus // (tp * pp) + 1):
+            ranks = dp * tp * pp
+            for count in range(1, demand.global_batch // dp + 1):
+                if ranks % (guest_tp * guest_pp) == 0:
+                    guest = UnitGrid(dp=ranks // (guest_tp * guest_pp), tp=guest_tp, pp=guest_pp)
+                    grids = {"vision": guest, LLM: UnitGrid(dp=dp, tp=tp, pp=pp)}
+                    yield Candidate(search="all", grids=grids, microbatches=count, placement=placement)
+
+
+@pytest.mark.parametrize("dp", [None, [1], [1, 2]])
+@pytest.mark.parametrize("placement", BOTH)
+def test_the_answer_is_as_good_as_the_best_of_all_shared_layouts(placement: Placement, dp: list[int] | None) -> None:
+    whole = demand_of(4, global_batch=8, kept=4 * GIB)
+    units = tuple(replace(whole.units[i], only_dp=tuple(dp) if dp and i == 2 else None) for i in (0, 2))
+    demand = replace(whole, units=units)
+    found = search(demand, {}, strategy="entrain", num_batches=1, shortlist=1000, placements=[placement])
+    every = [one for one in all_shared(demand, placement) if allows(demand, one)]
+    judged = [judge(demand, one, found.batches, "entrain") for one in every]
+    assert allows(demand, found.best.candidate)
+    assert found.best.fits
+    assert found.best.step_s <= min(one.step_s for one in judged if one.fits) * 1.03
 
 
 def test_large_models_are_cut_until_they_fit() -> None:

@@ -21,7 +21,7 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate,
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 from headrace.reorder_service.planning.orchestration.estimate import kept_bytes_of_sample, state_bytes, usable_bytes
 from headrace.reorder_service.planning.orchestration.searches.convex_kernels import relaxed
-from headrace.reorder_service.planning.orchestration.searches.grid_choices import replica_counts, widths
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import allows, replica_counts, widths
 from headrace.reorder_service.planning.orchestration.searches.option_table import problem_shape
 from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit, smallest_layouts
 
@@ -48,11 +48,13 @@ def search(demand: Demand, microbatch: int = 1, worth: float = WORTH) -> list[Ca
         ceiling = worth * fastest
         seconds = relaxed(pairs, rates, first, shape, usable_bytes(demand.cluster), number, ceiling, chosen, stages)
         if chosen[0] >= 0:
-            fastest = min(fastest, seconds)
             sizes = zip(demand.unit_names, pairs[:, chosen].T.tolist(), stages.tolist(), strict=True)
             grids = {name: UnitGrid(dp=dp, tp=tp, pp=pp) for name, (dp, tp), pp in sizes}
             microbatches = demand.global_batch // (number * microbatch)
-            found.append((seconds, Candidate(search=NAME, grids=grids, microbatches=microbatches)))
+            candidate = Candidate(search=NAME, grids=grids, microbatches=microbatches)
+            if allows(demand, candidate):  # numbers of stages are known once they are rounded
+                fastest = min(fastest, seconds)
+                found.append((seconds, candidate))
     if not found:
         raise no_fit(demand, NAME, smallest_layouts(demand, NAME, microbatch))
     ordered = sorted(found, key=lambda pair: (pair[0], pair[1].gpus))
@@ -61,7 +63,7 @@ def search(demand: Demand, microbatch: int = 1, worth: float = WORTH) -> list[Ca
 
 def _pairs_of(demand: Demand, unit: UnitDemand, replicas: list[int], microbatch: int) -> tuple[Ints, Floats]:
     """Return (2, P) dp and tp of a unit, dp being a factor of the global batch, and (5, P) what `relaxed` needs of each."""
-    numbers = replicas if unit.name == LLM else replica_counts(demand, 1)
+    numbers = replicas if unit.name == LLM else replica_counts(demand, 1, unit.name)
     usable = usable_bytes(demand.cluster)
     pairs, rates = [], []
     for dp in numbers:

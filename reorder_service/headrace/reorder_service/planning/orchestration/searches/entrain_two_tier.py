@@ -24,7 +24,7 @@ from headrace.reorder_service.planning.cost_model.stable_batch import smallest_s
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fits, hop_s, microbatch_samples, step_s
-from headrace.reorder_service.planning.orchestration.searches.grid_choices import replica_counts, widths
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import allows, replica_counts, widths
 from headrace.reorder_service.planning.orchestration.searches.refusal import no_fit, smallest_layouts
 
 NAME = "entrain"
@@ -98,7 +98,7 @@ def search(demand: Demand, microbatch: int = 1, *, mean_of_ratios: bool = False)
     """
     shares = proportions(sample_seconds(demand), mean_of_ratios=mean_of_ratios)
     candidates = list(_configurations(demand, shares, microbatch))
-    fitting = [candidate for candidate in candidates if fits(demand, candidate)]
+    fitting = [candidate for candidate in candidates if allows(demand, candidate) and fits(demand, candidate)]
     if not fitting:
         raise no_fit(demand, NAME, candidates or smallest_layouts(demand, NAME, microbatch))
 
@@ -118,7 +118,7 @@ def _configurations(demand: Demand, shares: Floats, microbatch: int) -> Iterator
             yield Candidate(
                 search=NAME,
                 grids={
-                    unit.name: UnitGrid(dp=dp, tp=tp, pp=min(unit.layers, gpus // tp))
+                    unit.name: UnitGrid(dp=dp, tp=tp, pp=unit.most_stages(gpus // tp))
                     for unit, tp, gpus in zip(demand.units, slices, given, strict=True)
                 },
                 microbatches=demand.global_batch // (dp * microbatch),

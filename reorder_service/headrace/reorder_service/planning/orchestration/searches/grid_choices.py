@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headrace.plan import LLM
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 from headrace.reorder_service.planning.orchestration.estimate import fits, step_s
@@ -15,16 +16,29 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // i for i in small)})
 
 
-def replica_counts(demand: Demand, microbatch: int) -> list[int]:
-    """Return the numbers of replicas of the LLM that share the global batch evenly, in microbatches of so many samples.
+def allows(demand: Demand, candidate: Candidate) -> bool:
+    """Return whether every unit of a candidate has numbers of replicas and stages that the user allows it."""
+    return all(unit.allows(candidate.grids[unit.name].dp, candidate.grids[unit.name].pp) for unit in demand.units)
 
-    Raises ValueError if no number does.
+
+def replica_counts(demand: Demand, microbatch: int, unit: str = LLM) -> list[int]:
+    """Return the numbers of replicas of a unit that share the global batch evenly, in microbatches of so many samples.
+
+    Raises ValueError if no number does, or none of those that the user allows.
     """
     if microbatch < 1 or demand.global_batch % microbatch:
         raise ValueError(
             f"a global batch of {demand.global_batch} samples cannot be cut into microbatches of {microbatch}: take a multiple"
         )
-    return divisors(demand.global_batch // microbatch)
+    every = divisors(demand.global_batch // microbatch)
+    [own] = [one for one in demand.units if one.name == unit]
+    allowed = [count for count in every if own.most_replicas(count) == count]
+    if not allowed:
+        raise ValueError(
+            f"no number of replicas that {unit} is allowed divides the {demand.global_batch // microbatch} microbatches of a "
+            f"global batch: allow one of {', '.join(map(str, every))}"
+        )
+    return allowed
 
 
 def widths(unit: UnitDemand, gpus_per_node: int) -> list[int]:
@@ -42,16 +56,18 @@ def widths(unit: UnitDemand, gpus_per_node: int) -> list[int]:
 
 
 def grids_within(unit: UnitDemand, gpus_per_node: int, most_gpus: int, replicas: Sequence[int]) -> list[UnitGrid]:
-    """Return all grids of a unit of at most so many GPUs, with one of the given numbers of replicas."""
+    """Return all grids of a unit of at most so many GPUs, with one of the given numbers of replicas, that it is allowed."""
     return [
         UnitGrid(dp=dp, tp=tp, pp=pp)
         for dp in replicas
         for tp in widths(unit, gpus_per_node)
         for pp in range(1, min(unit.layers, most_gpus // (dp * tp)) + 1)
+        if unit.allows(dp, pp)
     ]
 
 
 def best_first(demand: Demand, candidates: Sequence[Candidate], most: int = 10) -> list[Candidate]:
-    """Return those that fit the GPUs' memory by their step time, and of equally fast ones those with fewer GPUs first."""
-    fitting = [candidate for candidate in candidates if fits(demand, candidate)]
+    """Return those that are allowed and fit the GPUs' memory by their step time, and of equally fast ones those with fewer GPUs
+    first."""
+    fitting = [candidate for candidate in candidates if allows(demand, candidate) and fits(demand, candidate)]
     return sorted(fitting, key=lambda candidate: (step_s(demand, candidate), candidate.gpus))[:most]

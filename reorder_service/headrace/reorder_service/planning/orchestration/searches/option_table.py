@@ -48,9 +48,17 @@ class OptionTable:
 
     @classmethod
     def of(cls, demand: Demand, microbatch: int) -> OptionTable:
-        """List the options; numbers of stages that leave the largest one as large as a smaller number does are no options."""
+        """List the options; numbers of stages that leave the largest one as large as a smaller number does are no options.
+
+        Raises ValueError for a unit that has none.
+        """
         replicas = replica_counts(demand, microbatch)
         parts = [_options_of(demand, unit, np.array(replicas)) for unit in demand.units]
+        if lacking := [unit.name for unit, (sizes, _) in zip(demand.units, parts, strict=True) if sizes.shape[1] == 0]:
+            raise ValueError(
+                f"{lacking[0]} has no grid of at most {demand.cluster.num_gpus} GPUs with the dp, tp and pp that are allowed: "
+                "allow others"
+            )
         return cls(
             sizes=np.ascontiguousarray(np.concatenate([sizes for sizes, _ in parts], axis=1)),
             rates=np.ascontiguousarray(np.concatenate([rates for _, rates in parts], axis=1)),
@@ -91,9 +99,10 @@ def _options_of(demand: Demand, unit: UnitDemand, replicas: Ints) -> tuple[Ints,
     cluster = demand.cluster
     slices = np.array(widths(unit, cluster.gpus_per_node))
     most = min(cluster.num_gpus, demand.global_batch)
-    numbers = replicas if unit.name == LLM else np.arange(1, most + 1)
+    numbers = replicas if unit.name == LLM else np.array(unit.only_dp or range(1, most + 1))
+    depths = np.array(unit.only_pp or useful_depths(unit.layers))
     grid: NDArray[np.int64] = np.stack(
-        [axis.ravel() for axis in np.meshgrid(numbers, slices, np.array(useful_depths(unit.layers)), indexing="ij")]
+        [axis.ravel() for axis in np.meshgrid(numbers[numbers <= most], slices, depths[depths <= unit.layers], indexing="ij")]
     ).astype(np.int64)
     gpus = grid.prod(axis=0)
     chosen = np.flatnonzero(gpus <= cluster.num_gpus)

@@ -66,7 +66,7 @@ def _layouts(demand: Demand, gpus: dict[str, int], microbatch: int) -> Iterator[
                     grids[unit.name] = one
         left = min(gpus[LLM], num_gpus - sum(grid.gpus for grid in grids.values()))
         if len(grids) == len(demand.units) - 1 and depth >= 1 and left >= dp * tp:
-            grids[LLM] = UnitGrid(dp=dp, tp=tp, pp=min(llm.layers, left // (dp * tp)))
+            grids[LLM] = UnitGrid(dp=dp, tp=tp, pp=llm.most_stages(left // (dp * tp)))
             grids = {name: grids[name] for name in demand.unit_names}
             yield Candidate(search=NAME, grids=grids, microbatches=microbatches)
 
@@ -84,6 +84,7 @@ def _replicated(
         UnitGrid(dp=min(gpus // (tp * pp), samples), tp=tp, pp=pp)
         for tp in widths(unit, demand.cluster.gpus_per_node)
         for pp in range(1, min(unit.layers, gpus // tp) + 1)
+        if unit.allows(min(gpus // (tp * pp), samples), pp)
     ]
 
     def holds(grid: UnitGrid) -> bool:

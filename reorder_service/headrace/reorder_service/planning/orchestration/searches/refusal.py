@@ -18,7 +18,7 @@ from headrace.reorder_service.planning.orchestration.estimate import (
     state_bytes,
     usable_bytes,
 )
-from headrace.reorder_service.planning.orchestration.searches.grid_choices import grids_within, replica_counts
+from headrace.reorder_service.planning.orchestration.searches.grid_choices import allows, grids_within, replica_counts
 
 _GIB = 2.0**30
 
@@ -28,8 +28,10 @@ def no_fit(demand: Demand, search: str, candidates: Iterable[Candidate]) -> Valu
 
     It speaks of the candidate that exceeds it least. Without any candidate, there are too few GPUs for one of each slice.
     """
-    tried = list(candidates)
-    cluster = demand.cluster
+    every, cluster = list(candidates), demand.cluster
+    tried = [candidate for candidate in every if allows(demand, candidate)]
+    if every and not tried:
+        return ValueError(f"{search}: it has no placement with the numbers of replicas and stages that are allowed: allow others")
     if not tried:
         return ValueError(
             f"{search}: {cluster.num_gpus} GPUs are too few for a replica of {', '.join(demand.unit_names)}: take more GPUs"
