@@ -107,16 +107,20 @@ def compare(
             if error > tolerance.gradient * size:
                 found.append(f"rank {rank}: gradient of {name} is off by {error:.3g} of {size:.3g}")
         for name, weight in answer.weights.items():
-            apart = np.abs(weight - _slice(weights, name, answer))
+            error, size = np.abs(weight - _slice(weights, name, answer)), np.abs(weights[name]).mean()
             if name in gradients:
-                slope = np.abs(_slice(gradients, name, answer))
-                apart = apart[(slope == 0) | (slope > tolerance.gradient * np.abs(gradients[name]).max())]
-            error, size = apart.mean() if apart.size else 0.0, np.abs(weights[name]).mean()
-            if error > tolerance.weight * size + tolerance.noise:
-                found.append(f"rank {rank}: weight of {name} is off by {error:.3g} of {size:.3g}")
+                rounding = tolerance.gradient * np.abs(gradients[name]).max()
+                error = decided(error, _slice(gradients, name, answer), rounding)
+            if error.size and error.mean() > tolerance.weight * size + tolerance.noise:
+                found.append(f"rank {rank}: weight of {name} is off by {error.mean():.3g} of {size:.3g}")
     seen = {name for answer in answers for name in answer.gradients}
     found += [f"nobody has the gradient of {name}" for name in gradients.keys() - seen]
     return found
+
+
+def decided(errors: np.ndarray, gradient: np.ndarray, rounding: float) -> np.ndarray:
+    """The errors of those weights whose gradient is more than rounding makes of it, or 0."""
+    return errors[(gradient == 0) | (np.abs(gradient) > rounding)]
 
 
 def _slice(tensors: dict[str, np.ndarray], name: str, answer: Answer) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.verify.comparison import TOLERANCES
+from tests.verify.comparison import TOLERANCES, decided
 from tests.verify.fsdp_cases import FsdpCase, one_process
 from tests.verify.fsdp_processes import FsdpAnswer, FsdpOrder
 from tests.verify.processes import Processes
@@ -37,7 +37,9 @@ def fsdp_differences(processes: Processes, case: FsdpCase) -> list[str]:
         if error > TOLERANCE * size:
             found.append(f"gradient of {name} is off by {error:.3g} of {size:.3g}")
     for name, weight in answers[0].weights.items():
-        error, size = np.abs(weight - weights[name]).mean(), np.abs(weights[name]).mean()
-        if error > TOLERANCE * size + _NOISE:
-            found.append(f"weight of {name} is off by {error:.3g} of {size:.3g}")
+        error, size = np.abs(weight - weights[name]), np.abs(weights[name]).mean()
+        if name in gradients:
+            error = decided(error, gradients[name], TOLERANCE * np.abs(gradients[name]).max())
+        if error.mean() > TOLERANCE * size + _NOISE:
+            found.append(f"weight of {name} is off by {error.mean():.3g} of {size:.3g}")
     return found
