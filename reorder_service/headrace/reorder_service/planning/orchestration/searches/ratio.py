@@ -87,18 +87,15 @@ def _replicated(
         if unit.allows(min(gpus // (tp * pp), samples), pp)
     ]
 
-    def holds(grid: UnitGrid) -> bool:
-        behind = grid.pp - 1 + after
-        kept = (
-            float(in_flight(demand, microbatches, behind, grid.pp, behind))
-            * samples
-            / grid.dp
-            * kept_bytes_of_sample(unit, grid.tp)
-        )
-        state = float(state_bytes(unit, grid.dp, grid.tp, grid.pp))
-        return state + kept * float(layer_share(unit, grid.pp)) <= limit
-
-    holding = [grid for grid in grids if holds(grid)]
+    if not grids:
+        return None
+    dp, tp, pp = np.array([(grid.dp, grid.tp, grid.pp) for grid in grids]).T
+    behind = pp - 1 + after
+    of_width = {width: kept_bytes_of_sample(unit, width) for width in unit.kept_bytes}
+    of_sample = np.array([of_width[grid.tp] for grid in grids])
+    kept = in_flight(demand, microbatches, behind, pp, behind) * samples / dp * of_sample
+    fitting = state_bytes(unit, dp, tp, pp) + kept * layer_share(unit, pp) <= limit
+    holding = [grid for grid, holds in zip(grids, fitting.tolist(), strict=True) if holds]
     if must_hold or holding:
         return min(holding, key=lambda grid: (-grid.gpus, grid.tp * grid.pp, grid.pp), default=None)
-    return max(grids, key=lambda grid: grid.tp * grid.pp, default=None)
+    return max(grids, key=lambda grid: grid.tp * grid.pp)
