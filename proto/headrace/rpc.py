@@ -357,11 +357,11 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S, *
                     "waiting for the reorder service at %s, which is starting: the first time it compiles the planner", endpoint
                 )
                 told = True
-        elif now > deadline:
-            raise EndpointError(_absence(endpoint, tls))
         elif not missed and now - begin >= QUIET_S and timeout_s > CONNECT_TIMEOUT_S:
             log.warning("no reorder service answers at %s yet; it is waited for, %.0f s in all", endpoint, timeout_s)
             missed = True
+        elif now > deadline:
+            raise EndpointError(_absence(endpoint, tls))
         time.sleep(0.1)
 
 
