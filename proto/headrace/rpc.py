@@ -115,7 +115,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 def check_endpoint(endpoint: str) -> str:
     """Return `endpoint` unchanged if it has the form HOST:PORT. Raises EndpointError otherwise."""
     host, _, port = endpoint.rpartition(":")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+    if not host or "/" in host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
     return endpoint
 
@@ -340,10 +340,10 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S, *
     """Wait until the reorder service at `endpoint`, or one of several separated by commas, is serving. `tls`: as for `channel`.
 
     Raises EndpointError after `timeout_s` without an answer, and soon where TLS keeps the service from answering. A service that
-    reports that it is starting gets START_TIMEOUT_S, and the wait is logged.
+    reports that it is starting gets START_TIMEOUT_S. A wait that may be long is logged.
     """
     begin = time.monotonic()
-    deadline, told, probed = begin + timeout_s, False, False
+    deadline, told, missed, probed = begin + timeout_s, False, False, False
     while not is_serving(endpoint, JOBS, tls=tls):  # not the server itself: a preprocessor may listen there
         now = time.monotonic()
         if not probed and now - begin >= PROBE_AFTER_S:
@@ -357,6 +357,9 @@ def await_reorder_service(endpoint: str, timeout_s: float = CONNECT_TIMEOUT_S, *
                     "waiting for the reorder service at %s, which is starting: the first time it compiles the planner", endpoint
                 )
                 told = True
+        elif not missed and now - begin >= QUIET_S and timeout_s > CONNECT_TIMEOUT_S:
+            log.warning("no reorder service answers at %s yet; it is waited for, %.0f s in all", endpoint, timeout_s)
+            missed = True
         elif now > deadline:
             raise EndpointError(_absence(endpoint, tls))
         time.sleep(0.1)

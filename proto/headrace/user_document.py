@@ -6,9 +6,10 @@ are ignored.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -50,7 +51,7 @@ def parse(kind: type[Document], document: Any, what: str) -> Document:
         checked.model_dump_json()  # other processes get it as JSON, so it must have a JSON form
         return checked
     except ValidationError as err:
-        raise SpecError(_sentence(err, what)) from err
+        raise SpecError(_sentence(err, what, kind)) from err
     except (ValueError, RecursionError) as err:  # a lone surrogate, an integer of thousands of digits
         raise SpecError(f"the {what} cannot be written as JSON: {printable(str(err))}") from err
 
@@ -60,7 +61,7 @@ def parse_json(kind: type[Document], text: str, what: str) -> Document:
     try:
         return kind.model_validate_json(text)
     except ValidationError as err:
-        raise SpecError(_sentence(err, what)) from err
+        raise SpecError(_sentence(err, what, kind)) from err
 
 
 def parse_peer_json(kind: type[Document], text: str, what: str, carried_out: Collection[str] = ()) -> Document:
@@ -77,11 +78,11 @@ def parse_peer_json(kind: type[Document], text: str, what: str, carried_out: Col
         details = err.errors(include_url=False)
         unknown = [detail["loc"] for detail in details if detail["type"] == "extra_forbidden"]
         if not unknown or any(loc[0] in carried_out for loc in unknown if len(loc) > 1):
-            raise SpecError(_sentence(err, what)) from err
+            raise SpecError(_sentence(err, what, kind)) from err
     try:
         document = kind.model_validate_json(text, extra="ignore")
     except ValidationError as err:
-        raise SpecError(_sentence(err, what)) from err
+        raise SpecError(_sentence(err, what, kind)) from err
     fields = ",".join(sorted(printable(".".join(map(str, loc)))[:_MOST_SHOWN] for loc in unknown))
     log.warning("fields of a newer release are ignored %s", pairs(document=what, fields=fields))
     return document
@@ -125,6 +126,7 @@ _PHRASES = {
 }
 
 
+_ALIKE = 0.75  # of two names, by difflib's ratio, for one to be a misspelling of the other
 _MOST_SHOWN = 80  # characters of a wrong value, or of a field's path, that an error shows
 
 
@@ -135,7 +137,22 @@ def _shown(value: str | int | float) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
-def _sentence(error: ValidationError, what: str) -> str:
+def _fields_at(kind: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+    """Return the names of the fields of the section at `path` of a document; none where that may be of several classes."""
+    for part in path:
+        if part not in kind.model_fields:  # a place in a list or a mapping, whose sections are alike
+            continue
+        inner = [kind.model_fields[str(part)].annotation]
+        while inner and not any(isinstance(one, type) and issubclass(one, BaseModel) for one in inner):
+            inner = [argument for one in inner for argument in get_args(one)]
+        sections = [one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)]
+        if len(sections) != 1:
+            return []
+        kind = sections[0]
+    return list(kind.model_fields)
+
+
+def _sentence(error: ValidationError, what: str, kind: type[BaseModel]) -> str:
     first = error.errors(include_url=False)[0]
     field = printable(".".join(str(part) for part in first["loc"]))[:_MOST_SHOWN] or what
     message = _PHRASES.get(first["type"], first["msg"].removeprefix("Value error, ").replace("Input should be", "must be"))
@@ -144,5 +161,10 @@ def _sentence(error: ValidationError, what: str) -> str:
         if isinstance(first["input"], str | int | float) and first["type"] != "value_error"
         else ""
     )
+    alike: list[str] = []
+    if first["type"] == "extra_forbidden":
+        *path, last = first["loc"]
+        alike = difflib.get_close_matches(str(last), _fields_at(kind, path), 1, _ALIKE)
+    meant = f"; did you mean {alike[0]}?" if alike else ""
     more = error.error_count() - 1
-    return f"{field}: {message}{got}" + (f" (and {more} more)" if more else "")
+    return f"{field}: {message}{got}{meant}" + (f" (and {more} more)" if more else "")

@@ -156,8 +156,8 @@ class ReorderService:
         running = self.running_jobs()
         if state in ("", "FAILED") and job not in running and len(running) >= self._max_jobs:
             raise LimitError(
-                f"{len(running)} jobs have not ended, which is as many as this service takes: cancel one with `headrace job "
-                "cancel NAME`, wait for one, or raise the service's --max-jobs"
+                f"{len(running)} job{'s have' if len(running) > 1 else ' has'} not ended, which is as many as this service "
+                "takes: cancel one with `headrace job cancel NAME`, wait for one, or raise the service's --max-jobs"
             )
 
     def running_jobs(self) -> list[str]:

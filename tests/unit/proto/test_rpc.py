@@ -86,7 +86,9 @@ def test_an_endpoint_is_host_and_port(endpoint: str) -> None:
     assert rpc.check_endpoint(endpoint) == endpoint
 
 
-@pytest.mark.parametrize("endpoint", ["", "7070", ":7070", "host", "host:", "host:port", "host:-1", "host:65536", "host:7²"])
+@pytest.mark.parametrize(
+    "endpoint", ["", "7070", ":7070", "host", "host:", "host:port", "host:-1", "host:65536", "host:7²", "http://host:7070"]
+)
 def test_what_is_no_endpoint_is_refused_with_an_example(endpoint: str) -> None:
     with pytest.raises(EndpointError, match="is not HOST:PORT"):
         rpc.check_endpoint(endpoint)
@@ -153,6 +155,19 @@ def test_waiting_for_a_service_that_never_comes_ends_in_one_sentence() -> None:
         taken.bind(("127.0.0.1", 0))
         with pytest.raises(EndpointError, match="no reorder service answers at"):
             rpc.await_reorder_service(f"127.0.0.1:{taken.getsockname()[1]}", timeout_s=0.1)
+
+
+def test_who_waits_long_for_a_service_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(rpc, "QUIET_S", 0.0)
+    monkeypatch.setattr(rpc, "CONNECT_TIMEOUT_S", 0.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(EndpointError):
+            rpc.await_reorder_service(endpoint, timeout_s=0.2)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"no reorder service answers at {endpoint} yet; it is waited for, 0 s in all"
+    ]
 
 
 SAME: list[type[HeadraceError]] = [UserError, NotFoundError, ConflictError, SupersededError]

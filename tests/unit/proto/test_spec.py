@@ -210,6 +210,21 @@ def test_a_job_whose_longest_sample_fits_no_microbatch_is_refused_but_goes_on_wh
     parse_spec(document | {"text": {"max_tokens": 16_384}}).check_longest()
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"global_btach": 8}, "global_btach: there is no such field, got 8; did you mean global_batch?"),
+        ({"image": {"max_pixel": 3}}, "image.max_pixel: there is no such field, got 3; did you mean max_pixels?"),
+        ({"execution": {"units": {"llm": {"frosen": 1}}}}, "llm.frosen: there is no such field, got 1; did you mean frozen?"),
+        ({"curriculum": 8}, "curriculum: there is no such field, got 8"),
+    ],
+)
+def test_of_a_misspelt_field_the_one_that_is_meant_is_named(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"name": "demo", "sources": [{"path": "/d"}], "global_batch": 8} | change)
+    assert str(caught.value).endswith(words)
+
+
 def test_further_errors_are_counted() -> None:
     with pytest.raises(SpecError, match=r"\(and 1 more\)"):
         parse_spec({**MINIMAL, "seed": -1, "steps": 0})

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 OVER = ("done", "failed", "cancelled")
-WIDE = 100  # columns from which on there is room for bytes in place of shares
+WIDE = 120  # columns from which on there is room for bytes in place of shares
 MAX_RECOVERIES = 3
 _WARNING_LINES = 3  # that a warning takes in a terminal of 80 columns
 MAX_ENDED = 3  # jobs that have ended to list; further ones are counted

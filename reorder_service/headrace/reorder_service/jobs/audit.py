@@ -202,9 +202,9 @@ class _Audit:
         self.checks[Rule.PLACES].compared = f"{samples} of {self._entered:,} steps, each in its step{named}"
         self.checks[Rule.ONCE].compared = f"{samples} of {epochs:,} epoch{'s' * (epochs != 1)}, each once in an epoch"
         self.checks[Rule.WHOLE].compared = f"{self._epochs:,} complete epochs of {len(self._shards):,} shards, every row in each"
-        self.checks[
-            Rule.QUARANTINE
-        ].compared = f"{self._placed:,} samples and {len(self._damaged):,} damaged entries, none consumed from then on"
+        entries = f"{len(self._damaged):,} damaged entr{'y' if len(self._damaged) == 1 else 'ies'}"
+        quarantined = f"{self._placed:,} sample{'s' * (self._placed != 1)} and {entries}"
+        self.checks[Rule.QUARANTINE].compared = f"{quarantined}, none consumed from then on"
         return list(self.checks.values())
 
     def _walk(self, step: int, refs: Sequence[SampleRef]) -> Counter[int]:

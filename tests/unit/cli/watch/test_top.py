@@ -76,7 +76,7 @@ def shown(*statuses: JobStatus, width: int = 80, height: int | None = None, **op
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
-@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("num_preprocessors", [1, 64])
 def test_nothing_is_cut_off(width: int, num_preprocessors: int) -> None:
     lines = shown(status(num_preprocessors=num_preprocessors), width=width)
