@@ -34,6 +34,7 @@ SEEN = {
     "jpeg_half_with_eoi",
     "progressive_jpeg_half_with_eoi",
     "jpeg_missing_eoi",
+    "png_bad_crc",
     "png_bad_pixel_crc",
     "png_half_of_the_rows",
     "very_wide",
