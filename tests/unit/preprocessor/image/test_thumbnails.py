@@ -23,7 +23,7 @@ from headrace.preprocessor.image.thumbnail import (
 )
 from headrace.quarantine import BadSampleError
 from headrace.spec import ImageSpec
-from headrace.thumbnail import is_thumbnail
+from headrace.thumbnail_check import is_thumbnail
 
 HOSTILE = Path(__file__).parents[3] / "data" / "hostile"
 CASES = [
