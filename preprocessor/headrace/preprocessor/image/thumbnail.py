@@ -59,7 +59,7 @@ class ThumbnailBudget:
 
 
 def thumbnail_of(data: bytes) -> bytes:
-    """Return a JPEG that `headrace.thumbnail_check.is_thumbnail` takes of what can be seen of an image file; empty where nothing can.
+    """Return a JPEG, as `is_thumbnail` takes it, of what can be seen of an image file; empty where nothing can.
 
     Of a file that is cut off, or damaged on the way, it shows what comes before. Waits for memory while others decode.
     """
