@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.printable import printable, sendable
-from headrace.thumbnail import is_thumbnail
+from headrace.thumbnail_check import is_thumbnail
 
 IMAGE, AUDIO, TEXT = "image", "audio", "text"
 MODALITIES = (IMAGE, AUDIO, TEXT)

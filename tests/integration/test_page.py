@@ -19,7 +19,7 @@ import pytest
 
 from headrace.cluster_token import TOKEN, TOKEN_FILE
 from headrace.identity import AUTHORITIES, TLS
-from headrace.thumbnail import is_thumbnail
+from headrace.thumbnail_check import is_thumbnail
 from tests.papers import make_cluster_papers
 
 pytestmark = pytest.mark.integration

@@ -79,6 +79,27 @@ def test_names_are_text_whatever_is_in_them(browser: Browser, service: Service, 
         sound(page, checks)
 
 
+def test_refused_samples_have_a_picture_or_a_sign_of_their_modality(browser: Browser, service: Service, checks: str) -> None:
+    told = service.documents["api/jobs/web-and-charts/quarantine"]["rejections"]
+    told[1] |= {"modality": "audio", "thumbnail": "data:image/svg+xml,<svg xmlns='http://www.w3.org/2000/svg'/>"}
+    with browser.page(LOOKS["light"]) as page:
+        page.open(f"{service.url}/{RUNNING}/quarantine")
+        page.until("document.querySelectorAll('td img').length > 0")
+        page.until("[...document.querySelectorAll('td img')].every((one) => one.complete && one.naturalWidth > 0)")
+        names = page.evaluate(
+            "[...document.querySelectorAll('tbody tr')].slice(0, 5).map((row) => row.querySelector('img')?.alt ?? "
+            "row.querySelector('svg')?.getAttribute('aria-label') ?? null)"
+        )
+        assert names == [
+            "what can be seen of web/00000/000000",
+            "a recording",
+            "an image, of which nothing can be seen",
+            "what can be seen of web/00000/023757",
+            None,
+        ]
+        sound(page, checks)
+
+
 def test_the_last_state_stays_while_the_service_does_not_answer(browser: Browser, service: Service, checks: str) -> None:
     with browser.page(LOOKS["dark"]) as page:
         page.open(f"{service.url}/{RUNNING}")

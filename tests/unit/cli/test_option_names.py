@@ -21,6 +21,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("*.md")),
+    *sorted((ROOT / "reorder_service/headrace/reorder_service/page/static").glob("*.js")),
     *sorted(path for path in (ROOT / "deploy").rglob("*") if path.suffix in (".yaml", ".sbatch", ".sh")),
     ROOT / "compose.yaml",
 ]

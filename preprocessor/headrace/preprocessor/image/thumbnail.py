@@ -20,7 +20,7 @@ from PIL import Image
 from headrace.preprocessor.decode_memory import room_for
 from headrace.preprocessor.image.header import MOST_SCANS, count_scans, parse
 from headrace.preprocessor.image.png import pixel_chunks, row_bytes
-from headrace.thumbnail import THUMBNAIL_SIDE, is_thumbnail
+from headrace.thumbnail_check import THUMBNAIL_SIDE, is_thumbnail
 
 MOST_PIXELS = 2048 * 2048
 """Of an image that is decoded whole, or kept as coefficients. It then takes some 100 MB at most, and a tenth of a second."""
@@ -59,7 +59,7 @@ class ThumbnailBudget:
 
 
 def thumbnail_of(data: bytes) -> bytes:
-    """Return a JPEG that `headrace.thumbnail.is_thumbnail` takes of what can be seen of an image file; empty where nothing can.
+    """Return a JPEG, as `is_thumbnail` takes it, of what can be seen of an image file; empty where nothing can.
 
     Of a file that is cut off, or damaged on the way, it shows what comes before. Waits for memory while others decode.
     """

@@ -23,7 +23,7 @@ from headrace.preprocessor.image.thumbnail import (
 )
 from headrace.quarantine import BadSampleError
 from headrace.spec import ImageSpec
-from headrace.thumbnail import is_thumbnail
+from headrace.thumbnail_check import is_thumbnail
 
 HOSTILE = Path(__file__).parents[3] / "data" / "hostile"
 CASES = [
@@ -34,6 +34,7 @@ SEEN = {
     "jpeg_half_with_eoi",
     "progressive_jpeg_half_with_eoi",
     "jpeg_missing_eoi",
+    "png_bad_crc",
     "png_bad_pixel_crc",
     "png_half_of_the_rows",
     "very_wide",

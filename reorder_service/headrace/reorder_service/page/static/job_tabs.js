@@ -18,7 +18,7 @@ export function mixtureTab(state) {
   const { mixture } = state.answers.job;
   if (!mixture.length) return hint("Nothing is known of the mixture yet.");
   const off = mixture.filter(({ delivered }) => delivered !== null).map(({ asked, delivered }) => Math.abs(delivered - asked));
-  const said = off.length ? `Of the committed samples; no source is off by more than ${points(Math.max(...off))}.` : "Nothing is committed yet.";
+  const said = off.length ? `Of the committed samples; ${deviation(Math.max(...off))}.` : "Nothing is committed yet.";
   return section("Mixture, asked for and delivered", h("p", { class: "quiet" }, said), h("ul", { class: "mixture" }, mixture.map(source)));
 }
 
@@ -28,8 +28,9 @@ function source({ source: name, asked, delivered }) {
     h("p", { class: "numbers" }, h("span", { class: delivered === null ? "missing" : null }, `delivered ${share(delivered)}`), bar(delivered)));
 }
 
-function points(difference) {
-  return `${(difference * 100).toFixed(1)} points`;
+function deviation(most) {
+  const points = (most * 100).toFixed(1);
+  return points === "0.0" ? "every source has the share that was asked for" : `no source is off by more than ${points} points`;
 }
 
 export function ranksTab(state) {

@@ -47,7 +47,7 @@ function noJobs(service) {
       h("p", null, "A job says which data is trained on, in which batches, and how they are planned. Write it into a file and submit it:"),
       command(`headrace job submit job.yaml --endpoint ${endpoint}`),
       h("p", null, "It is shown here as soon as the service has it. Its steps begin when preprocessors and a trainer are there:"),
-      command(`headrace preprocessor --reorder ${endpoint}\nheadrace train --endpoint ${endpoint} --job NAME`),
+      command(`headrace preprocessor --endpoint ${endpoint}\nheadrace train --endpoint ${endpoint} --job NAME`),
       hint(prose("`headrace demo` writes such a file and runs all of it on bundled data."))),
     preprocessorsLine(service),
   ];
@@ -71,7 +71,7 @@ export function preprocessorsView(state) {
     return [
       h("h1", null, "No preprocessor is connected"),
       section("Start one", h("p", null, "On any host that reaches the data; it needs no GPU, and may come and go at any time:"),
-        command(`headrace preprocessor --reorder ${service.endpoint}`)),
+        command(`headrace preprocessor --endpoint ${service.endpoint}`)),
     ];
   }
   return [

@@ -67,7 +67,7 @@ export function bar(value, kind = "") {
   const known = value !== null && value !== undefined && Number.isFinite(value);
   const filled = known ? Math.max(0, Math.min(1, value)) : 0;
   return h("svg", { class: `bar ${kind}`, viewBox: "0 0 100 8", width: 100, height: 8, preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("rect", { class: "all", width: 100, height: 8, rx: 2 }), filled > 0 && h("rect", { class: "filled", width: 100 * filled, height: 8, rx: 2 }));
+    h("rect", { class: "all", width: 100, height: 8 }), filled > 0 && h("rect", { class: "filled", width: 100 * filled, height: 8 }));
 }
 
 /** Figures as a table behind a line that opens it; they are only made once it is open. */

@@ -9,7 +9,7 @@ from PIL import Image
 
 from headrace.message_codec import rejection_message, rejection_value
 from headrace.quarantine import Reason, Rejected
-from headrace.thumbnail import MOST_THUMBNAIL_BYTES, THUMBNAIL_SIDE, is_thumbnail
+from headrace.thumbnail_check import MOST_THUMBNAIL_BYTES, THUMBNAIL_SIDE, is_thumbnail
 from headrace.v1.common_pb2 import Rejection
 
 FRAME = b"\xff\xc0"
