@@ -16,6 +16,8 @@ from pathlib import Path
 
 from headrace.child_process import with_parent_death_signal
 
+PREPROCESSOR = "headrace.cli preprocessor"
+"""In the command line of a preprocessor that the driver started, and of no other process of a node."""
 MARK = "RAY_NODE_OF_TESTS"
 """Variable by which the processes of a node are found, whoever has started them: its value is the node's."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
@@ -25,7 +27,7 @@ POLL_S = 0.1
 
 
 class RayNodes:
-    """A head without processors, and nodes with one each."""
+    """A head without processors, and nodes with one each. All end with the block, and what Ray has written is removed."""
 
     def __init__(self, folder: Path, *, python: Path | None = None) -> None:
         """`folder`: for logs. `python`: an interpreter that has Ray; None: this one."""
@@ -33,8 +35,22 @@ class RayNodes:
         self._folder = folder
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # sockets need a short path
         self._names: list[str] = []
+        self.address = ""
+
+    def __enter__(self) -> RayNodes:
+        """Start the head."""
         head = ["--head", "--port=0", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self._temporary}"]
-        self.address = self._start("head", head).partition("ray start --address='")[2].partition("'")[0]
+        try:
+            self.address = self._start("head", head).partition("ray start --address='")[2].partition("'")[0]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(self._names):
+            self.kill(name)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add(self, num_cpus: int = 1) -> str:
         """Start one more node, and return its name when it has joined."""
@@ -57,12 +73,6 @@ class RayNodes:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(POLL_S)
-
-    def close(self) -> None:
-        """Kill all nodes, and remove what Ray has written."""
-        for name in reversed(self._names):
-            self.kill(name)
-        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def _start(self, name: str, options: Sequence[str]) -> str:
         """Start a node, and return what it has said when it had joined."""
