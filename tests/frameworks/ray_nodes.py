@@ -23,6 +23,10 @@ MARK = "RAY_NODE_OF_TESTS"
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
 STORE_BYTES = 80_000_000
 TIMEOUT_S = 120.0
+HEAD = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{TIMEOUT_S:.0f}"}  # waited for without a dashboard too; 60 s unasked
+TRIES = 3
+TOO_SLOW = "The current node timed out during startup"
+"""What `ray start` says after 30 s, which nothing sets: where other programs have the machine, it is to be said again."""
 POLL_S = 0.1
 
 
@@ -79,10 +83,20 @@ class RayNodes:
         self._names.append(name)
         mark = f"{self._temporary}/{name}"
         ours = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}  # the driver's to pass on
-        environment = {**ours, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
+        environment = {**ours, MARK: mark, **QUIET, **HEAD, "RAY_worker_niceness": "0"}
         common = [f"--object-store-memory={STORE_BYTES}", "--block", "--log-color=false"]
         command = [self._python, "-m", "ray.scripts.scripts", "start", *options, *common]
         log = self._folder / f"ray-{name}.log"
+        for _ in range(TRIES - 1):
+            if self._joined(command, log, environment):
+                return log.read_text()
+            assert TOO_SLOW in log.read_text(), log.read_text()
+            self.kill(name)
+        assert self._joined(command, log, environment), log.read_text()
+        return log.read_text()
+
+    def _joined(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> bool:
+        """Run `ray start`, and return whether its node has joined: else it has ended."""
         with log.open("wb") as output:
             process = subprocess.Popen(
                 with_parent_death_signal(command, signal.SIGTERM),
@@ -94,8 +108,7 @@ class RayNodes:
             )
         threading.Thread(target=process.wait, daemon=True).start()
         until(lambda: "This command will now block" in log.read_text() or process.returncode is not None, log.read_text)
-        assert process.returncode is None, log.read_text()
-        return log.read_text()
+        return process.returncode is None
 
     def _pids(self, name: str) -> list[int]:
         wanted = f"{MARK}={self._temporary}/{name}\0".encode()
