@@ -99,7 +99,7 @@ class RayNodes:
         """Run `ray start`, and return whether its node has joined: else it has ended."""
         with log.open("wb") as output:
             process = subprocess.Popen(
-                with_parent_death_signal(command, signal.SIGTERM),
+                with_parent_death_signal([*command], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
