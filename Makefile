@@ -164,7 +164,7 @@ bench-planning: setup  ## measure the planner: one table of ours, published or p
 bench-transport: setup  ## measure payload from process to process, beside a raw socket and a memcpy (under a minute)
 	@$(BIN)/python -m benchmarks.transport
 
-bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders, scaling, formats, memory (about 20 minutes)
+bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other loaders and from Ray, scaling, formats, memory (about 20 minutes)
 	@$(BIN)/python -m benchmarks.preprocess
 
 bench-loader: setup  ## measure our loader in other libraries' training loops, in groups of processes and after a restart (ten minutes)
@@ -203,7 +203,7 @@ bench-scale: setup  ## measure one reorder service beside 1,024 light ranks and 
 bench-page: setup $(VENV)/.browser  ## measure what fifty viewers of the web page cost, and how soon it is painted: leave the machine alone meanwhile (six minutes)
 	@$(BIN)/python -m benchmarks.page
 
-bench-ray: setup  ## measure preprocessors on a Ray cluster: waits after a killed node, delivery beside plain processes and Ray Data (ten minutes)
+bench-ray: setup  ## measure preprocessors on a Ray cluster: waits after a killed node (three minutes)
 	@$(BIN)/python -m benchmarks.ray
 
 simulate: setup  ## run the control plane in virtual time with faults drawn from seeds, and check every promise (ten minutes)

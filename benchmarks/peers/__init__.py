@@ -32,6 +32,8 @@ class Peer:
 
 
 DATALOADER = "DataLoader + webdataset"
+RAY_DATA = Peer(title="Ray Data", module="ray_data", requirements=("ray[data]==2.60.*",))
+"""Its environment has Ray, and behind it what Headrace has: Headrace's preprocessors on Ray run in it, too."""
 # mosaicml-streaming requires torchvision and transformers, for data sets and tokenisers that are not used here, and clients of
 # four clouds. The environment gets what is imported.
 _STREAMING_STUBS = {
@@ -60,7 +62,7 @@ PEERS = (
         stubs=_STREAMING_STUBS,
         own_format=True,
     ),
-    Peer(title="Ray Data", module="ray_data", requirements=("ray[data]==2.60.*",)),
+    RAY_DATA,
 )
 """The loaders."""
 LOOPS = Peer(

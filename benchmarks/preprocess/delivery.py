@@ -9,18 +9,19 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.peers import DATALOADER, PEERS, Peer
+from benchmarks.peers import DATALOADER, PEERS, RAY_DATA, Peer
 from benchmarks.peers.environment import NotInstalledError, python_of, variables
 from benchmarks.preprocess.meter import Reading
-from benchmarks.preprocess.services import LONGEST_S, measure, next_line, services, trainer_command
+from benchmarks.preprocess.ray_actors import services_on_ray
+from benchmarks.preprocess.services import LONGEST_S, Services, measure, next_line, services, trainer_command
 from benchmarks.preprocess.workload import BATCH_SAMPLES, job_spec
 from benchmarks.report import Rival, Row, Section, at_least, at_most
 from benchmarks.timing import progress
 
-BARE, OURS = "the bare decode loop", "Headrace"
+BARE, OURS, ON_RAY = "the bare decode loop", "Headrace", "Headrace on Ray"
 PREPROCESSORS = (("--threads", "1"), ("--threads", "1"))
 """Arguments of each: one a core, so that no two threads wait for the same interpreter."""
-BARE_GOAL, PEER_GOAL, TRAINER_CPU_GOAL, WAIT_GOAL = 0.80, 1.2, 0.05, 0.01
+BARE_GOAL, PEER_GOAL, ON_RAY_GOAL, TRAINER_CPU_GOAL, WAIT_GOAL = 0.80, 1.2, 0.95, 0.05, 0.01
 SKIP_SAMPLES = 480
 """Before every measurement: 30 batches, more than any contender has ready when it starts."""
 LOAD = 0.6
@@ -33,12 +34,14 @@ Contender = Callable[[], Reading]
 def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
     """Rates, CPU seconds, waits, on a folder of shards beside which there is room for other formats."""
     contenders: dict[str, Contender] = {BARE: partial(_bare, photos, seconds), OURS: partial(_ours, photos, seconds)}
+    others = {peer.title: partial(_prepared, peer, photos, seconds) for peer in PEERS}
+    others[ON_RAY] = partial(_prepared_on_ray, photos, seconds)
     absent = {}
-    for peer in PEERS:
+    for title, prepared in others.items():
         try:
-            contenders[peer.title] = _prepared(peer, photos, seconds)
+            contenders[title] = prepared()
         except (NotInstalledError, subprocess.SubprocessError) as err:
-            absent[peer.title] = str(err)
+            absent[title] = str(err)
     readings: dict[str, list[Reading]] = {title: [] for title in contenders}
     for number in range(rounds):
         for title, contender in contenders.items():
@@ -52,28 +55,29 @@ def sections(photos: Path, *, rounds: int, seconds: float) -> list[Section]:
                     raise
                 absent[title] = str(err)
                 del readings[title]
-    return [_rates(readings, absent, rounds), _cpu(readings), _waits(photos, seconds, median(_each(readings[OURS], _rate)))]
+    return [rates(readings, absent, rounds), _cpu(readings), _waits(photos, seconds, median(_each(readings[OURS], _rate)))]
 
 
-def _rates(readings: Readings, absent: Mapping[str, str], rounds: int) -> Section:
+def rates(readings: Readings, absent: Mapping[str, str], rounds: int) -> Section:
+    """Rows of what each contender delivered; `absent`: why others were not measured, by their titles."""
     ours = median(_each(readings[OURS], _rate))
     rows = [
         Row(
             name=f"{OURS} over {BARE}",
-            value=_ratio(readings, BARE),
+            value=_ratio(readings, OURS, BARE),
             goal=at_least(BARE_GOAL),
-            detail=f"rounds: {_list(_ratios(readings, BARE))}; other programs had {_taken(readings[OURS])} of the machine",
+            detail=f"rounds: {_list(_ratios(readings, OURS, BARE))}; other programs had {_taken(readings[OURS])} of the machine",
         )
     ]
-    peers = [title for title in readings if title not in (BARE, OURS)]
+    peers = [title for title in readings if title not in (BARE, OURS, ON_RAY)]
     if peers:
         best = max(peers, key=lambda title: median(_each(readings[title], _rate)))
         rows.append(
             Row(
                 name=f"{OURS} over the best peer, {best}",
-                value=_ratio(readings, best),
+                value=_ratio(readings, OURS, best),
                 goal=at_least(PEER_GOAL),
-                detail=f"rounds: {_list(_ratios(readings, best))}",
+                detail=f"rounds: {_list(_ratios(readings, OURS, best))}",
             )
         )
     bare = median(_each(readings[BARE], _rate))
@@ -81,9 +85,26 @@ def _rates(readings: Readings, absent: Mapping[str, str], rounds: int) -> Sectio
         rate = median(_each(readings[title], _rate))
         share = f"theirs is {rate / bare:.2f} of the bare loop; others had {_taken(readings[title])} of the machine"
         rows.append(Row(name=OURS, value=ours, unit="/s", rival=Rival(value=rate, source=title), detail=share))
+    if ON_RAY in readings:
+        rows += _on_ray_rows(readings)
     rows += [Row(name=f"{title}: not measured", value=0.0, detail=reason[-200:]) for title, reason in absent.items()]
     how = f"0.6-megapixel photographs, {BATCH_SAMPLES} a batch; two cores; medians of {rounds} rounds, ratios inside of a round"
     return Section(title=f"Delivered to a trainer process, every page read: {how}", rows=rows)
+
+
+def _on_ray_rows(readings: Readings) -> list[Row]:
+    plain = f"{OURS}, its preprocessors plain processes"
+    detail = f"rounds: {_list(_ratios(readings, ON_RAY, OURS))}; others had {_taken(readings[ON_RAY])} of the machine"
+    rate, plain_rate = (median(_each(readings[title], _rate)) for title in (ON_RAY, OURS))
+    return [
+        Row(
+            name=f"{ON_RAY} over {plain}",
+            value=_ratio(readings, ON_RAY, OURS),
+            goal=at_least(ON_RAY_GOAL),
+            detail=detail,
+        ),
+        Row(name=ON_RAY, value=rate, unit="/s", rival=Rival(value=plain_rate, source=plain)),
+    ]
 
 
 def _cpu(readings: Readings) -> Section:
@@ -161,10 +182,23 @@ def _bare(photos: Path, seconds: float) -> Reading:
 
 def _ours(photos: Path, seconds: float, *extra: str) -> Reading:
     with services(PREPROCESSORS) as running:
-        job = running.submit(job_spec(photos))
-        watch = [option for pid in running.pids for option in ("--watch", str(pid))]
-        command = trainer_command(running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, extra=[*watch, *extra])
-        return measure(command)
+        return _delivered(running, running.pids, photos, seconds, *extra)
+
+
+def _on_ray(python: Path, photos: Path, seconds: float) -> Reading:
+    with services_on_ray(python, photos) as on_ray:
+        return _delivered(on_ray.services, on_ray.pids(), photos, seconds)
+
+
+def _delivered(running: Services, pids: Sequence[int], photos: Path, seconds: float, *extra: str) -> Reading:
+    job = running.submit(job_spec(photos))
+    watch = [option for pid in pids for option in ("--watch", str(pid))]
+    return measure(trainer_command(running.endpoint, job, skip=SKIP_SAMPLES, seconds=seconds, extra=[*watch, *extra]))
+
+
+def _prepared_on_ray(photos: Path, seconds: float) -> Contender:
+    """With Ray installed. Raises NotInstalledError."""
+    return partial(_on_ray, python_of(RAY_DATA), photos, seconds)
 
 
 def _prepared(peer: Peer, photos: Path, seconds: float) -> Contender:
@@ -205,13 +239,13 @@ def _ms(readings: Sequence[Reading], figure: Callable[[Reading], float]) -> floa
     return 1e3 * median(_each(readings, figure))
 
 
-def _ratios(readings: Readings, title: str) -> list[float]:
-    """Ours over theirs, round by round."""
-    return [ours.rate / theirs.rate for ours, theirs in zip(readings[OURS], readings[title], strict=True)]
+def _ratios(readings: Readings, one: str, other: str) -> list[float]:
+    """The rate of one over that of another, round by round."""
+    return [above.rate / below.rate for above, below in zip(readings[one], readings[other], strict=True)]
 
 
-def _ratio(readings: Readings, title: str) -> float:
-    return median(_ratios(readings, title))
+def _ratio(readings: Readings, one: str, other: str) -> float:
+    return median(_ratios(readings, one, other))
 
 
 def _taken(readings: Sequence[Reading]) -> str:

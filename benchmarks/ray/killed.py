@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
-from benchmarks.preprocess.services import Services, services
+from benchmarks.preprocess.ray_actors import COUNT, OnRay, services_on_ray
 from benchmarks.preprocess.workload import job_spec
 from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
@@ -16,7 +15,7 @@ from headrace import trainer
 from headrace.jobs_client import JobsClient
 from headrace.trainer import StepLoader
 from headrace.trainer.loading.steps import Step
-from tests.frameworks.ray_nodes import Driver, RayNodes, driving, until
+from tests.frameworks.ray_nodes import PREPROCESSOR, until
 
 GOAL_S = 2.0
 COMPUTING_S = 0.4
@@ -24,47 +23,23 @@ COMPUTING_S = 0.4
 FIRST, BEFORE, AFTER = 6, 12, 20
 """Steps that are not counted, and those before and after the kill that are."""
 GLOBAL_BATCH = 16
-PREPROCESSOR = "headrace.cli preprocessor"
 
 
 def section(python: Path, photos: Path, *, rounds: int) -> Section:
     """All rounds with one cluster, to which a node is added for each that is killed."""
     before_s: list[float] = []
     longest_s: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, services([]) as running:
-        folder = Path(name)
-        nodes = RayNodes(folder, python=python)
-        try:
-            for _ in range(3):
-                nodes.add()
-            log = folder / "driver.log"
-            with driving(
-                nodes,
-                running.endpoint,
-                log,
-                "--min",
-                "2",
-                "--max",
-                "2",
-                "--allow-anyone",
-                "--allow-plaintext",
-                "--data-root",
-                str(photos),
-                python=python,
-            ) as driver:
-                driver.until(" started preprocessor=", count=2)
-                job = running.submit(job_spec(photos, global_batch=GLOBAL_BATCH, topology={"replicas": 1, "microbatches": 1}))
-                with trainer.connect(running.endpoint, job=job) as loader:
-                    steps = iter(loader)
-                    _waits_s(steps, loader, FIRST)
-                    for number in range(rounds):
-                        progress(f"a killed node, round {number + 1} of {rounds}")
-                        before_s += _waits_s(steps, loader, BEFORE)
-                        nodes.kill(nodes.hosts(PREPROCESSOR)[0])
-                        longest_s.append(max(_waits_s(steps, loader, AFTER)))
-                        _restore(nodes, driver, running, job, number)
-        finally:
-            nodes.close()
+    with services_on_ray(python, photos, spare_nodes=1) as on_ray:
+        job = on_ray.services.submit(job_spec(photos, global_batch=GLOBAL_BATCH, topology={"replicas": 1, "microbatches": 1}))
+        with trainer.connect(on_ray.services.endpoint, job=job) as loader:
+            steps = iter(loader)
+            _waits_s(steps, loader, FIRST)
+            for number in range(rounds):
+                progress(f"a killed node, round {number + 1} of {rounds}")
+                before_s += _waits_s(steps, loader, BEFORE)
+                on_ray.nodes.kill(on_ray.nodes.hosts(PREPROCESSOR)[0])
+                longest_s.append(max(_waits_s(steps, loader, AFTER)))
+                _restore(on_ray, job, number)
     rounds_s = f"rounds: {', '.join(f'{wait_s:.2f}' for wait_s in longest_s)}"
     rows = [
         Row(
@@ -95,9 +70,9 @@ def _waits_s(steps: Iterator[Step], loader: StepLoader, count: int) -> list[floa
     return waits_s
 
 
-def _restore(nodes: RayNodes, driver: Driver, running: Services, job: str, number: int) -> None:
-    """Add a node, and wait until two preprocessors are connected again."""
-    nodes.add()
-    driver.until(" lost preprocessor=", count=number + 1)
-    with JobsClient(running.endpoint) as client:
-        until(lambda: len(client.show(job).preprocessors) == 2, driver.log.read_text)
+def _restore(on_ray: OnRay, job: str, number: int) -> None:
+    """Add a node, and wait until all preprocessors are connected again."""
+    on_ray.nodes.add()
+    on_ray.driver.until(" lost preprocessor=", count=number + 1)
+    with JobsClient(on_ray.services.endpoint) as client:
+        until(lambda: len(client.show(job).preprocessors) == COUNT, on_ray.driver.log.read_text)

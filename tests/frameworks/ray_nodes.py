@@ -16,16 +16,22 @@ from pathlib import Path
 
 from headrace.child_process import with_parent_death_signal
 
+PREPROCESSOR = "headrace.cli preprocessor"
+"""In the command line of a preprocessor that the driver started, and of no other process of a node."""
 MARK = "RAY_NODE_OF_TESTS"
 """Variable by which the processes of a node are found, whoever has started them: its value is the node's."""
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
 STORE_BYTES = 80_000_000
 TIMEOUT_S = 120.0
+HEAD = {"RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{TIMEOUT_S:.0f}"}  # waited for without a dashboard too; 60 s unasked
+TRIES = 3
+TOO_SLOW = "The current node timed out during startup"
+"""What `ray start` says after 30 s, which nothing sets: where other programs have the machine, it is to be said again."""
 POLL_S = 0.1
 
 
 class RayNodes:
-    """A head without processors, and nodes with one each."""
+    """A head without processors, and nodes with one each. All end with the block, and what Ray has written is removed."""
 
     def __init__(self, folder: Path, *, python: Path | None = None) -> None:
         """`folder`: for logs. `python`: an interpreter that has Ray; None: this one."""
@@ -33,8 +39,22 @@ class RayNodes:
         self._folder = folder
         self._temporary = tempfile.mkdtemp(prefix="ray-")  # sockets need a short path
         self._names: list[str] = []
+        self.address = ""
+
+    def __enter__(self) -> RayNodes:
+        """Start the head."""
         head = ["--head", "--port=0", "--num-cpus=0", "--include-dashboard=false", f"--temp-dir={self._temporary}"]
-        self.address = self._start("head", head).partition("ray start --address='")[2].partition("'")[0]
+        try:
+            self.address = self._start("head", head).partition("ray start --address='")[2].partition("'")[0]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(self._names):
+            self.kill(name)
+        shutil.rmtree(self._temporary, ignore_errors=True)
 
     def add(self, num_cpus: int = 1) -> str:
         """Start one more node, and return its name when it has joined."""
@@ -58,24 +78,28 @@ class RayNodes:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(POLL_S)
 
-    def close(self) -> None:
-        """Kill all nodes, and remove what Ray has written."""
-        for name in reversed(self._names):
-            self.kill(name)
-        shutil.rmtree(self._temporary, ignore_errors=True)
-
     def _start(self, name: str, options: Sequence[str]) -> str:
         """Start a node, and return what it has said when it had joined."""
         self._names.append(name)
         mark = f"{self._temporary}/{name}"
         ours = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}  # the driver's to pass on
-        environment = {**ours, MARK: mark, **QUIET, "RAY_worker_niceness": "0"}
+        environment = {**ours, MARK: mark, **QUIET, **HEAD, "RAY_worker_niceness": "0"}
         common = [f"--object-store-memory={STORE_BYTES}", "--block", "--log-color=false"]
         command = [self._python, "-m", "ray.scripts.scripts", "start", *options, *common]
         log = self._folder / f"ray-{name}.log"
+        for _ in range(TRIES - 1):
+            if self._joined(command, log, environment):
+                return log.read_text()
+            assert TOO_SLOW in log.read_text(), log.read_text()
+            self.kill(name)
+        assert self._joined(command, log, environment), log.read_text()
+        return log.read_text()
+
+    def _joined(self, command: Sequence[str], log: Path, environment: dict[str, str]) -> bool:
+        """Run `ray start`, and return whether its node has joined: else it has ended."""
         with log.open("wb") as output:
             process = subprocess.Popen(
-                with_parent_death_signal(command, signal.SIGTERM),
+                with_parent_death_signal([*command], signal.SIGTERM),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -84,8 +108,7 @@ class RayNodes:
             )
         threading.Thread(target=process.wait, daemon=True).start()
         until(lambda: "This command will now block" in log.read_text() or process.returncode is not None, log.read_text)
-        assert process.returncode is None, log.read_text()
-        return log.read_text()
+        return process.returncode is None
 
     def _pids(self, name: str) -> list[int]:
         wanted = f"{MARK}={self._temporary}/{name}\0".encode()

@@ -17,13 +17,12 @@ from headrace.errors import UserError
 from headrace.jobs import JobState
 from headrace.ledger import ledger_sha256
 from tests.frameworks.conftest import needs
-from tests.frameworks.ray_nodes import Driver, RayNodes, driving, until
+from tests.frameworks.ray_nodes import PREPROCESSOR, Driver, RayNodes, driving, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 16
 """Of 16 samples each, fewer than an epoch has."""
-PREPROCESSOR = "headrace.cli preprocessor"
 DATA = ("--data-root", str(example_data()))
 PLAIN = ("--allow-plaintext",)
 """Preprocessors listen on the machine's address in the network, which asks for TLS else."""
@@ -33,13 +32,10 @@ QUICK = ("--interval", "1.5", "--cool-down", "1")
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
     needs("ray")
-    cluster = RayNodes(tmp_path_factory.mktemp("ray"))
-    try:
+    with RayNodes(tmp_path_factory.mktemp("ray")) as cluster:
         for _ in range(3):
             cluster.add()
         yield cluster
-    finally:
-        cluster.close()
 
 
 @pytest.fixture(autouse=True)

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from headrace.jobs_client import state_name
 
 pytestmark = pytest.mark.integration
 
 NEAR = "http://169.254.169.254/"
+
+
+def states(cluster: Any) -> dict[str, str]:
+    with cluster.client() as client:
+        return {status.job: state_name(status) for status in client.jobs()}
 
 
 def test_a_job_that_nobody_may_read_fails_by_the_name_of_the_flag(cluster, spec, tmp_path: Path) -> None:
@@ -24,9 +32,11 @@ def test_a_job_that_nobody_may_read_fails_by_the_name_of_the_flag(cluster, spec,
         "foreign": ("sftp://10.0.0.7/a.tar", "sftp://10.0.0.7/a.tar is not for this process to fetch"),
         "near": (f"{NEAR}latest/a.tar", "a loopback or link-local address, from which jobs may fetch nothing"),
     }
+    before = states(cluster)
     for name, (path, sentence) in wanted.items():
         assert sentence in cluster.wait_for_state(cluster.submit(spec(name, sources=[{"path": path}])), "failed").message
         assert cluster.ledger(name) == []
+    assert states(cluster) == before | dict.fromkeys(wanted, "failed"), "other jobs stay as they were"
     told = (tmp_path / "reorder.log").read_text().splitlines()
     refused = cluster.preprocessors[0].log.read_text().splitlines()
     for name, (_, sentence) in wanted.items():

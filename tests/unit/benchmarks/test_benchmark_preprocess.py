@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers import DATALOADER, PEERS
+from benchmarks.preprocess import delivery
 from benchmarks.preprocess.meter import Meter, Reading, idle_s, memory_bytes, tree_cpu_s
 from benchmarks.preprocess.workload import SampleDecoder, collate, job_spec, touch, write_photos, write_spread
 from headrace.preprocessor import image
@@ -75,6 +76,23 @@ def test_the_machine_tells_of_its_processes_and_cores() -> None:
     assert resident > shared >= 0
     assert tree_cpu_s(os.getpid()) > 0
     assert len(idle_s()) == os.cpu_count()
+
+
+def test_preprocessors_on_ray_are_measured_against_plain_ones_of_the_same_round_and_are_no_peer() -> None:
+    faster = dataclasses.replace(ALONE, samples=600)
+    readings = {delivery.BARE: [faster] * 2, delivery.OURS: [ALONE, faster], delivery.ON_RAY: [faster, faster]}
+    rows = {row.name: row for row in delivery.rates(readings, {}, rounds=2).rows}
+    row = rows["Headrace on Ray over Headrace, its preprocessors plain processes"]
+    assert (row.value, row.detail.partition(";")[0]) == (1.5, "rounds: 2.00, 1.00")
+    assert not [name for name in rows if "best peer" in name]
+
+
+def test_where_ray_cannot_be_installed_a_row_says_why() -> None:
+    readings = {delivery.BARE: [ALONE], delivery.OURS: [ALONE]}
+    rows = delivery.rates(readings, {delivery.ON_RAY: "No matching distribution found for ray"}, rounds=1).rows
+    assert [(row.name, row.detail) for row in rows if "Ray" in row.name] == [
+        ("Headrace on Ray: not measured", "No matching distribution found for ray")
+    ]
 
 
 def test_the_shards_are_a_data_set_whose_samples_the_peers_decode_alike(tmp_path: Path) -> None:
