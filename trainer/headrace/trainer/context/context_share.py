@@ -11,6 +11,7 @@ Sums of losses and gradients over the group are those of one rank that has the w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -33,8 +34,9 @@ class ContextShare:
     group: dist.ProcessGroup | None
     places: Tensor
     """(T_r,) int64: the rising places of the rank's tokens in the sequence, which are the rows of its tensors."""
-    attention: GatheredAttention
-    """What attends in every layer, on the host: `headrace.trainer.loading.device_copy.to_device` brings it to a device."""
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """What attends in every layer, on the host: a GatheredAttention, or one for each sequence (`degree_share`).
+    `headrace.trainer.loading.device_copy.to_device` brings it to a device."""
 
     @classmethod
     def of(
