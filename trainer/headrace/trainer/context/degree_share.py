@@ -8,33 +8,17 @@ values among its own ranks alone, and not at all where one rank has it. Which ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from headrace.attention_mask import AttentionMask, Ints
 from headrace.block_distribution import BLOCK
 from headrace.errors import UserError
 from headrace.trainer.context.context_share import ContextShare
-from headrace.trainer.context.gathered_attention import GatheredAttention
+from headrace.trainer.context.gathered_attention import AttentionBySequence, GatheredAttention
 from headrace.trainer.loading.token_shares import TokenShares
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AttentionBySequence:
-    """Attends in every layer of a microbatch: each sequence among its own ranks, in the order of the sequences on all ranks."""
-
-    parts: tuple[GatheredAttention, ...]
-    """Of the sequences of which this rank has tokens."""
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `GatheredAttention`, whose rows of one sequence lie behind those of the sequence before."""
-        counts = [part.runs.num_queries for part in self.parts]
-        split = zip(self.parts, q.split(counts), k.split(counts), v.split(counts), strict=True)
-        return torch.cat([part(*rows) for part, *rows in split])
 
 
 class RankGroups:
@@ -42,14 +26,14 @@ class RankGroups:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
-        self._made: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
+        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """Return the group of these rising ranks, of which this process is one; None: of itself alone."""
-        if len(ranks) == 1:
-            return None
+        everybody = dist.get_process_group_ranks(self.group)
+        if len(ranks) in (1, len(everybody)):
+            return None if len(ranks) == 1 else self.group
         if ranks not in self._made:
-            everybody = dist.get_process_group_ranks(self.group)
             members = [everybody[rank] for rank in ranks]
             self._made[ranks] = dist.new_group(members, use_local_synchronization=True)
         return self._made[ranks]
@@ -66,18 +50,19 @@ def share_by_degrees(
 ) -> ContextShare:
     """Make this process's share of n sequences that follow each other. All processes of `groups.group` call it alike.
 
-    bounds: (n + 1,) places where sequences begin and end. ranks: those of each sequence, in the group. block, heads_at_once: as in
-    `ContextShare.of`.
+    bounds: (n + 1,) places where sequences begin and end. ranks: those of each sequence, in the group. block, heads_at_once: as
+    in `ContextShare.of`.
 
     Raises UserError, on all ranks, where a rank has no sequence or one that is not there, and for more ranks than a sequence has
     blocks.
     """
     own, size = dist.get_rank(groups.group), dist.get_world_size(groups.group)
     members = [tuple(sorted({int(rank) for rank in several})) for several in ranks]
-    if len(members) != len(bounds) - 1 or not all(several and several[0] >= 0 and several[-1] < size for several in members):
+    given = [list(several) for several in members]
+    if len(given) != len(bounds) - 1 or not all(several and several[0] >= 0 and several[-1] < size for several in given):
         raise UserError(
-            f"there are ranks {[list(several) for several in members]} for {len(bounds) - 1} sequences on {size} ranks: give each "
-            f"sequence some of the ranks 0 to {size - 1}"
+            f"there are ranks {given} for {len(bounds) - 1} sequences on {size} ranks: give each sequence some of the ranks 0 to "
+            f"{size - 1}"
         )
     if idle := sorted(set(range(size)) - {rank for several in members for rank in several}):
         raise UserError(
