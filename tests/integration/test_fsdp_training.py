@@ -118,7 +118,7 @@ def test_a_job_goes_on_in_a_pipeline_and_back_on_fsdp_ranks(calm, spec, tmp_path
     saving = ["--checkpoint", str(of_pipeline), "--checkpoint-every", "1"]
     logs = trained(calm, tmp_path, job, 4, "--topology", str(topology), "--resume", str(of_fsdp), *saving)
     assert losses(logs[-1]) == pytest.approx(losses(alone)[2:], rel=1e-4)
-    go_back(3, of_pipeline, "--fsdp", "2")
+    go_back(3, of_pipeline, "--fsdp-ranks", "2")
     logs = trained(calm, tmp_path, job, 2, "--fsdp", "--resume", str(of_pipeline))
     assert losses(logs[0]) == pytest.approx(losses(alone)[3:], rel=1e-4)
 

@@ -48,12 +48,15 @@ class ModelCase:
     dropout: float = 0.0
     sliced: bool = False
     """Whether ranks get slices of the loader's, and not the whole."""
+    degrees: tuple[tuple[int, ...], ...] = ()
+    """The ranks of each sample; empty: all ranks for all of them together."""
     kv_heads: int = 2
     """Heads of keys in the LLM, which has 4 of queries."""
 
     def __str__(self) -> str:
         others = [f"{self.trained or 'all'} learns", f"packs of {self.pack_tokens}" * bool(self.pack_tokens)]
         others += ["one target" * self.one_target, "dropout" * bool(self.dropout), "sliced" * self.sliced]
+        others += [f"ranks {'+'.join(''.join(map(str, ranks)) for ranks in self.degrees)}" * bool(self.degrees)]
         first = f"cp {self.cp}, model of {self.kv_heads} heads, {self.sight.value}, {len(self.samples)} samples"
         return ", ".join([first, *filter(None, others)])
 
@@ -90,6 +93,7 @@ CASES = {
     "projectors alone learn": ModelCase(3, trained="vision_projector audio_projector"),
     "the audio encoder alone learns": ModelCase(4, trained="audio."),
     "the last layer alone learns": ModelCase(2, trained="decoder.layers.1 decoder.norm"),
+    "a degree for each sample": ModelCase(4, degrees=((0,), (1, 2, 3), (2,), (0, 3), (1,), (0, 2))),
     "padded packs": ModelCase(3, pack_tokens=96),
     "slices of a loader": ModelCase(3, sight=Sight.ITSELF, sliced=True),
     "slices with dropout": ModelCase(4, sliced=True, dropout=0.2),
@@ -97,7 +101,10 @@ CASES = {
 
 
 def wrapped(case: ModelCase, model: MultimodalModel, group: dist.ProcessGroup | None) -> ContextModel:
-    return ContextModel(model, group, image=IMAGE, audio=AUDIO, images=case.sight, recordings=case.sight, block=BLOCK)
+    degrees = (lambda *_: case.degrees) if case.degrees else None
+    return ContextModel(
+        model, group, image=IMAGE, audio=AUDIO, images=case.sight, recordings=case.sight, block=BLOCK, degrees=degrees
+    )
 
 
 def slice_for(case: ModelCase, rank: int) -> PackedMicrobatch:
@@ -120,7 +127,7 @@ def computed(case: ModelCase, group: dist.ProcessGroup, rank: int) -> Outcome:
 
 def alone(case: ModelCase) -> Outcome:
     """What one process computes: the model as it is where all attention is causal."""
-    return _alone(replace(case, cp=1, sliced=False))
+    return _alone(replace(case, cp=1, sliced=False, degrees=()))
 
 
 @lru_cache(maxsize=64)

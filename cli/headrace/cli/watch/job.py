@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="plan for pipelines of this file of `headrace train --topology`: replicas, stages, schedule and units",
     )
     topology.add_argument(
-        "--fsdp",
+        "--fsdp-ranks",
         type=int,
         metavar="N",
         help="plan for N ranks of `headrace train --fsdp`, which have all units each; what is frozen or checkpointed stays so",
@@ -190,7 +190,7 @@ def _change(jobs: Jobs, args: argparse.Namespace) -> JobStatus:
         case "topology":
             present = jobs.show(args.job).generation
             planned = _planned_for(jobs.spec(args.job), args)
-            if args.file is None and args.fsdp is None and args.coefficients is None:
+            if args.file is None and args.fsdp_ranks is None and args.coefficients is None:
                 return jobs.set_topology(args.job, planned.topology, generation=args.generation)
             read = args.generation or present  # so that nobody else's change is undone
             return jobs.set_topology(args.job, planned.topology, planned.execution, generation=read)
@@ -211,12 +211,12 @@ def _planned_for(spec: JobSpec, args: argparse.Namespace) -> JobSpec:
             raise UserError("--file gives replicas and stages: take --replicas, --stages and --speeds away")
         pipeline = load_topology_yaml(args.file)
         spec = pipeline.planned_for(spec, pipeline.replicas[LLM])
-    if args.fsdp is not None:
+    if args.fsdp_ranks is not None:
         if args.file is not None or args.stages or args.speeds or args.replicas is not None:
-            raise UserError("--fsdp gives replicas and stages: take --file, --replicas, --stages and --speeds away")
+            raise UserError("--fsdp-ranks gives replicas and stages: take --file, --replicas, --stages and --speeds away")
         from headrace.trainer.orchestrated.fsdp_ranks import planned_for_ranks
 
-        spec = planned_for_ranks(spec, args.fsdp)
+        spec = planned_for_ranks(spec, args.fsdp_ranks)
     if args.coefficients is not None:
         spec = with_coefficients(spec, args.coefficients)
     try:

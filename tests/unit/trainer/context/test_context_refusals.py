@@ -88,6 +88,23 @@ def test_models_that_take_whole_sequences(group: dist.ProcessGroup) -> None:
         ContextModel(whole_model(GENERATING), group, image=IMAGE, audio=AUDIO)
 
 
+def test_degrees_that_leave_a_rank_idle_or_name_another(group: dist.ProcessGroup) -> None:
+    def model(*ranks: tuple[int, ...]) -> ContextModel:
+        return wrapped(ModelCase(4, degrees=ranks), ModelCase(4).model(), group)
+
+    data = ModelCase(4, samples=(0, 1)).microbatch()
+    with pytest.raises(UserError, match=r"rank 2 has none of the 2 sequences, .*: give one of them more ranks"):
+        model((0,), (1, 3))(data)
+    with pytest.raises(UserError, match=r"there are ranks \[\[0\], \[1, 4\]\] for 2 sequences on 4 ranks: .* ranks 0 to 3"):
+        model((0,), (1, 4))(data)
+    with pytest.raises(UserError, match="for 2 sequences on 4 ranks"):
+        model((0, 1, 2, 3))(data)
+    with pytest.raises(UserError, match=r"cp 4 is more than the \d blocks of the sequence"):
+        wrapped(ModelCase(4, degrees=((0, 1, 2, 3), (0,))), ModelCase(4).model(), group)(
+            ModelCase(4, samples=(0, 1)).microbatch()
+        )
+
+
 def test_media_that_are_encoded_to_another_number_of_tokens() -> None:
     share = ContextShare.of(MASK, None)
     rows = share.media(np.array([3, 4, 5]), np.zeros(3, np.int64))

@@ -10,6 +10,7 @@ of gradients and of targets over the group are those of one rank.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +25,7 @@ from headrace.mask_layouts import AUDIO, VISION, Sight
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.context.context_share import ContextShare
+from headrace.trainer.context.degree_share import RankGroups, share_by_degrees
 from headrace.trainer.context.media_parts import with_media
 from headrace.trainer.context.media_rows import MediaRows, encoding_ranks
 from headrace.trainer.loading.collate import PackedMicrobatch
@@ -50,12 +52,14 @@ class ContextModel(nn.Module):
         recordings: Sight = Sight.TEXT,
         block: int = BLOCK,
         heads_at_once: int = 1,
+        degrees: Callable[[Ints, Ints], Sequence[Sequence[int]]] | None = None,
     ) -> None:
         """group: the ranks that share sequences; None: this one alone, under the same mask.
 
         image, audio: of the job. images, recordings: what tokens of media see of whole microbatches; slices come with their mask.
         block: tokens of a block of the distribution, for slices that of their order. heads_at_once: heads of keys that are
-        gathered together.
+        gathered together. degrees: chooses the ranks of each sequence of a whole microbatch, on all ranks alike, by the (n,)
+        tokens of each and the (n,) pairs of tokens that see each other; None: all ranks for all of them.
 
         Raises UserError for a model with a generator, or whose attention is not packed.
         """
@@ -72,6 +76,8 @@ class ContextModel(nn.Module):
         self._image, self._audio = image, audio
         self._images, self._recordings = images, recordings
         self._block, self._heads_at_once = block, heads_at_once
+        self._degrees = degrees
+        self._groups = None if group is None else RankGroups(group)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
         """Return the summed loss of this rank's tokens; without any token in the whole, a constant 0.
@@ -109,7 +115,7 @@ class ContextModel(nn.Module):
                 images=self._images,
                 recordings=self._recordings,
             )
-        share = ContextShare.of(mask, self._group, block=self._block, heads_at_once=self._heads_at_once)
+        share = self._share(mask, data)
         if not is_slice:
             num_targets = int((share.take(data.labels) != LABEL_IGNORED).sum())
             return slice_of(data, share.places, num_targets), mask, share
@@ -119,6 +125,15 @@ class ContextModel(nn.Module):
                 "ContextModel the group of the loader's cp, and the block of its cp_order"
             )
         return data, mask, share
+
+    def _share(self, mask: AttentionMask, data: PackedMicrobatch) -> ContextShare:
+        """Return this rank's share, of all sequences as one or of each by itself."""
+        if self._degrees is None or self._groups is None or len(data.rows):
+            return ContextShare.of(mask, self._group, block=self._block, heads_at_once=self._heads_at_once)
+        bounds = data.cu_seqlens.numpy().astype(np.int64)
+        bounds = bounds[np.concatenate([[True], np.diff(bounds) > 0])]  # without empty sequences
+        ranks = self._degrees(np.diff(bounds), np.add.reduceat(mask.row_counts(), bounds[:-1]))
+        return share_by_degrees(mask, bounds, ranks, self._groups, block=self._block, heads_at_once=self._heads_at_once)
 
     def _media(self, data: PackedMicrobatch, mask: AttentionMask, share: ContextShare) -> list[_Kind]:
         """Return the kinds of media that the whole microbatch has, each with what this rank encodes of it."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from headrace.attention_mask import AttentionMask, Ints
 from headrace.block_distribution import BLOCK
-from headrace.trainer.context.gathered_attention import GatheredAttention
+from headrace.trainer.context.gathered_attention import AttentionBySequence, GatheredAttention
 from headrace.trainer.context.media_rows import MediaRows
 from headrace.trainer.loading.token_shares import TokenShares
 
@@ -33,8 +33,9 @@ class ContextShare:
     group: dist.ProcessGroup | None
     places: Tensor
     """(T_r,) int64: the rising places of the rank's tokens in the sequence, which are the rows of its tensors."""
-    attention: GatheredAttention
-    """What attends in every layer, on the host: `headrace.trainer.loading.device_copy.to_device` brings it to a device."""
+    attention: GatheredAttention | AttentionBySequence
+    """What attends in every layer, on the host: of all sequences as one, or of each by itself (`degree_share`).
+    `headrace.trainer.loading.device_copy.to_device` brings it to a device."""
 
     @classmethod
     def of(

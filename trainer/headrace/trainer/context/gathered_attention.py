@@ -106,6 +106,28 @@ class GatheredAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AttentionBySequence:
+    """What attends where each sequence of a microbatch has ranks of its own, which alone exchange its keys and values."""
+
+    parts: tuple[GatheredAttention, ...]
+    """Of the sequences of which this rank has tokens, in an order that all ranks have."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `GatheredAttention`, with the rows of one sequence behind those of the sequence before."""
+        counts = [part.runs.num_queries for part in self.parts]
+        split = zip(self.parts, *(torch.split(x, counts) for x in (q, k, v)), strict=True)
+        return torch.cat([part(*rows) for part, *rows in split])
+
+    def gathered_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """As of `GatheredAttention`, of all its sequences."""
+        return sum(part.gathered_bytes(kv_heads, head_dim, dtype) for part in self.parts)
+
+    def scattered_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """As of `GatheredAttention`, of all its sequences."""
+        return sum(part.scattered_bytes(kv_heads, head_dim, dtype) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Heads:
     """Heads of keys that are gathered together, and those of queries that attend to them."""
 

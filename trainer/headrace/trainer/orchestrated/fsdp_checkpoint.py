@@ -1,6 +1,6 @@
-"""Checkpoints of FSDP ranks, in files of the form of a pipeline's (`pipeline.checkpoint_files`).
+"""Checkpoints of FSDP ranks, in files of the form of a pipeline's (`pipeline.checkpoint_files`), which goes on from them, too.
 
-To go on in a pipeline, or from one, has not been tried. Every rank writes its shards, and reads what any number of ranks has
+Every rank writes its shards, and reads what any number of ranks has
 written. Weights and AdamW's moments are cut along their first dimension, as FSDP2 cuts them.
 """
 
