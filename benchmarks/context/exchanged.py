@@ -21,6 +21,7 @@ from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.trainer import collectives
 from headrace.trainer.context.context_share import ContextShare
+from headrace.trainer.context.gathered_attention import GatheredAttention
 from headrace.trainer.models.masked_attention import masked_attention
 
 TOKENS, RANKS, REPETITIONS = 65_536, 4, 2
@@ -82,6 +83,7 @@ def _measure(rank: int, folder: Path, num_tokens: int) -> None:
     tensors = [torch.randn(num_tokens, heads, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     own = [x[share.places].requires_grad_() for x in tensors]
     received = _count_received()
+    assert isinstance(share.attention, GatheredAttention)
     _both(share.attention, own)
     planned = share.attention.gathered_bytes(KV_HEADS, WIDTH, torch.float32) * 2
     planned += share.attention.scattered_bytes(KV_HEADS, WIDTH, torch.float32)

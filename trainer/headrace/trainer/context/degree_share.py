@@ -22,20 +22,24 @@ from headrace.trainer.loading.token_shares import TokenShares
 
 
 class RankGroups:
-    """Process groups of some ranks of a group, each made when it is first asked for, by its own ranks alone."""
+    """Process groups of some of all ranks, each made when it is first asked for, by all ranks together.
+
+    Torch numbers groups by how many each process has made: were they made by their own ranks alone, these would miss each other.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        """group: of all ranks."""
         self.group = group
         self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """Return the group of these rising ranks, of which this process is one; None: of itself alone."""
-        everybody = dist.get_process_group_ranks(self.group)
-        if len(ranks) in (1, len(everybody)):
-            return None if len(ranks) == 1 else self.group
+        """Return the group of these rising ranks; None: of one alone. A collective call of all ranks."""
+        if len(ranks) == 1:
+            return None
+        if len(ranks) == dist.get_world_size(self.group):
+            return self.group
         if ranks not in self._made:
-            members = [everybody[rank] for rank in ranks]
-            self._made[ranks] = dist.new_group(members, use_local_synchronization=True)
+            self._made[ranks] = dist.new_group(list(ranks))
         return self._made[ranks]
 
 
@@ -57,6 +61,11 @@ def share_by_degrees(
     blocks.
     """
     own, size = dist.get_rank(groups.group), dist.get_world_size(groups.group)
+    if size != dist.get_world_size():
+        raise UserError(
+            f"sequences of different degrees are shared by all {dist.get_world_size()} ranks, but the group has {size}: give "
+            "ContextModel the group of all ranks, or leave out degrees"
+        )
     members = [tuple(sorted({int(rank) for rank in several})) for several in ranks]
     given = [list(several) for several in members]
     if len(given) != len(bounds) - 1 or not all(several and several[0] >= 0 and several[-1] < size for several in given):
@@ -75,9 +84,10 @@ def share_by_degrees(
         shares.append(TokenShares.of(masks[-1], len(several), block=block))
         owners[first:end] = np.array(several)[shares[-1].owners(np.arange(end - first))]
     whole = TokenShares(num_tokens=mask.num_tokens, num_ranks=size, ranks=owners, block=1)
+    made = [groups.of(several) for several in members]
     parts = tuple(
-        GatheredAttention.of(of_sequence, share, groups.of(several), heads_at_once=heads_at_once)
-        for several, of_sequence, share in zip(members, masks, shares, strict=True)
+        GatheredAttention.of(masks[i], shares[i], made[i], heads_at_once=heads_at_once)
+        for i, several in enumerate(members)
         if own in several
     )
     return ContextShare(
