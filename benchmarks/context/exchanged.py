@@ -83,14 +83,15 @@ def _measure(rank: int, folder: Path, num_tokens: int) -> None:
     tensors = [torch.randn(num_tokens, heads, WIDTH, generator=generator) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     own = [x[share.places].requires_grad_() for x in tensors]
     received = _count_received()
-    assert isinstance(share.attention, GatheredAttention)
-    _both(share.attention, own)
-    planned = share.attention.gathered_bytes(KV_HEADS, WIDTH, torch.float32) * 2
-    planned += share.attention.scattered_bytes(KV_HEADS, WIDTH, torch.float32)
+    attention = share.attention
+    assert isinstance(attention, GatheredAttention)
+    _both(attention, own)
+    planned = attention.gathered_bytes(KV_HEADS, WIDTH, torch.float32) * 2
+    planned += attention.scattered_bytes(KV_HEADS, WIDTH, torch.float32)
     answer: dict[str, float] = {"received": received[0], "planned": planned}
-    answer["cpu_s"] = _least_s(lambda: _both(share.attention, own))
+    answer["cpu_s"] = _least_s(lambda: _both(attention, own))
     dist.barrier()
-    runs, keys = share.attention.runs, [x.requires_grad_() for x in tensors]
+    runs, keys = attention.runs, [x.requires_grad_() for x in tensors]
     answer["computing_s"] = _least_s(lambda: _both(lambda q, k, v: masked_attention(q, k, v, runs), [own[0], *keys[1:]]))
     dist.barrier()
     if rank == 0:

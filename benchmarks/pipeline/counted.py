@@ -29,10 +29,10 @@ from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.zero1 import ShardedAdamW
 from tests.fake_replicas import fake_replicas
-from tests.verify.__main__ import STRENGTH
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, make_row, packed, whole_model
 from tests.verify.comparison import plan_of_step
 from tests.verify.covering import covering_cases
+from tests.verify.parts import STRENGTH
 from tests.verify.processes import cut
 
 REPLICAS, SLICES, IN_FLIGHT = 4, 2, 4

@@ -120,7 +120,8 @@ def compare(
 
 def decided(errors: np.ndarray, gradient: np.ndarray, rounding: float) -> np.ndarray:
     """The errors of those weights whose gradient is more than rounding makes of it, or 0."""
-    return errors[(gradient == 0) | (np.abs(gradient) > rounding)]
+    kept: np.ndarray = errors[(gradient == 0) | (np.abs(gradient) > rounding)]
+    return kept
 
 
 def _slice(tensors: dict[str, np.ndarray], name: str, answer: Answer) -> np.ndarray:

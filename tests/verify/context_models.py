@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -154,7 +155,7 @@ class Descent:
     def step(self) -> None:
         for parameter in self._parameters:
             if parameter.grad is not None:
-                parameter -= self._rate * parameter.grad
+                parameter.sub_(parameter.grad, alpha=self._rate)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for parameter in self._parameters:
@@ -165,7 +166,8 @@ def one_step(parts: Sequence[ModelCase], group: dist.ProcessGroup | None) -> tup
     """Loss, weight of targets and norm of the gradient of a step over these microbatches and all processes."""
     model = parts[0].model()
     trained = model if group is None else wrapped(parts[0], model, group)
-    step = TrainStep(trained, Descent(model.parameters(), 0.1), settings=OptimizerSpec(max_grad_norm=1e9))
+    descent = cast(torch.optim.Optimizer, Descent(model.parameters(), 0.1))
+    step = TrainStep(trained, descent, settings=OptimizerSpec(max_grad_norm=1e9))
     for part in parts:
         step.accumulate(part.microbatch())
     result = step.finish()
