@@ -157,10 +157,14 @@ class OrchestratedModel(nn.Module):
     def average(self, max_grad_norm: float = math.inf) -> StepResult:
         """Divide the gradients by the targets of the whole global batch, clip them by their norm, and return loss and norm.
 
-        The loss accumulated on all ranks is begun anew. Without any target the loss is NaN, and there are no gradients.
+        The loss accumulated on all ranks is begun anew. Without any target the loss is NaN, and there are no gradients. Nor has
+        an encoder any of which no rank had a sample, as in one process: with zeros an optimizer would still move its weights.
         """
-        totals = self._summed(torch.stack([self._loss_sum, self._loss_sum.new_tensor(self._target_weight)]))
-        loss_sum, target_weight = totals.tolist()
+        numbers = self._loss_sum.new_tensor([self._target_weight, *self._num_encoded.values()])
+        loss_sum, target_weight, *num_encoded = self._summed(torch.cat([self._loss_sum[None], numbers])).tolist()
+        for unit, count in zip(self.encoders, num_encoded, strict=True):
+            if not count:
+                self.encoders[unit].zero_grad(set_to_none=True)
         self._begin()
         gradients = [_local(p.grad) for p in self.sharded.values() if p.grad is not None]
         if not target_weight:
@@ -188,6 +192,7 @@ class OrchestratedModel(nn.Module):
         inputs = self._fillers[unit] if is_empty or cargo is None else cargo.inputs[0]
         splits = Splits.of(unit, cargo, of_llm, self.num_ranks)
         backward = self.learns[unit] and torch.is_grad_enabled()
+        self._num_encoded[unit] += backward and not is_empty
         with torch.set_grad_enabled(backward):
             rows = self.encoders[unit](inputs, {})
             if not is_empty and len(rows) != sum(splits.sent):
@@ -227,6 +232,8 @@ class OrchestratedModel(nn.Module):
     def _begin(self) -> None:
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         self._target_weight = 0.0
+        self._num_encoded = dict.fromkeys(self.encoders, 0)
+        """Of each encoder that learns, the microbatches in which this rank had samples of it."""
 
 
 def _group(mesh: DeviceMesh) -> dist.ProcessGroup:
