@@ -48,17 +48,7 @@ STARTING = "headrace.starting"
 # answered. Other streams are not retried: only their reader knows what it has received already, and where else to ask. Nor is
 # Delete, which would say of a job that it has deleted that there is none.
 _RETRIED = {
-    JOBS: (
-        "Submit",
-        "Show",
-        "List",
-        "Cancel",
-        "Pause",
-        "Reset",
-        "SetTopology",
-        "SetWeights",
-        "ShowPlan",
-    ),
+    JOBS: ("Submit", "Show", "List", "Cancel", "Pause", "Reset", "SetTopology", "SetWeights", "ShowPlan"),
     "headrace.v1.Sessions": ("Open", "ReportLost", "Commit", "Close"),
 }
 _SERVICE_CONFIG = {

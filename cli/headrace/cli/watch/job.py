@@ -77,23 +77,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **described("plan the same global batches for other replicas, from the first uncommitted step on; ranks connect again"),
     )
     topology.add_argument("job", metavar="JOB", help="name of the job")
-    topology.add_argument("--replicas", type=int, metavar="N", help="DP pipelines (default: as they are)")
-    topology.add_argument("--microbatches", type=int, metavar="N", help="of each replica (default: as they are)")
-    topology.add_argument(
-        "--stages", metavar="UNIT=N,...", help="pipeline stages, such as encoder=1,llm=3 (default: as they are)"
-    )
-    topology.add_argument(
+    parts = topology.add_argument_group("what changes of it")
+    parts.add_argument("--replicas", type=int, metavar="N", help="DP pipelines (default: as they are)")
+    parts.add_argument("--microbatches", type=int, metavar="N", help="of each replica (default: as they are)")
+    parts.add_argument("--stages", metavar="UNIT=N,...", help="pipeline stages, such as encoder=1,llm=3 (default: as they are)")
+    parts.add_argument(
         "--speeds",
         metavar="X,...",
         help="of the replicas, relative to each other: their shares follow (default: as they are)",
     )
-    topology.add_argument(
+    trainers = topology.add_argument_group("or all of it, for other trainers")
+    trainers.add_argument(
         "--file",
         type=Path,
         metavar="FILE.yaml",
         help="plan for pipelines of this file of `headrace train --topology`: replicas, stages, schedule and units",
     )
-    topology.add_argument(
+    trainers.add_argument(
         "--fsdp-ranks",
         type=int,
         metavar="N",
