@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.verify.fsdp_cases import BOTH, FsdpCase, one_process
+from tests.verify.fsdp_cases import BOTH, FsdpCase, one_process, row_of
 from tests.verify.fsdp_comparison import TOLERANCE, fsdp_differences
 from tests.verify.fsdp_processes import FsdpOrder, fsdp_processes
 from tests.verify.processes import TIMEOUT_S, Processes
@@ -42,6 +42,12 @@ def test_ranks_without_media_or_samples_run_what_the_others_run(ranks: Processes
 
 def test_samples_that_are_refused_behind_the_plan_leave_no_rows_on_either_side(ranks: Processes) -> None:
     case = FEW(2, BOTH, "frozen llm", "llm-only", 1, refused=3)
+    assert fsdp_differences(ranks, case) == []
+
+
+def test_where_all_samples_of_an_encoder_are_refused_its_weights_stay(ranks: Processes) -> None:
+    case = FEW(2, BOTH, "all learn", "orchmllm", 1, refused=7)
+    assert not any(len(row_of(sample, BOTH)["mel_frames"]) for sample in case.sample_ids(1)[7:])
     assert fsdp_differences(ranks, case) == []
 
 
