@@ -10,6 +10,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -128,7 +129,8 @@ class Processes:
         tracebacks, or where a case hangs."""
         number, deadline = next(self._orders), time.monotonic() + TIMEOUT_S
         for pipe in self._pipes:
-            pipe.send((number, order))
+            with suppress(BrokenPipeError):  # of one that has died its answer tells
+                pipe.send((number, order))
         answers = [_answer(rank, pipe, number, deadline) for rank, pipe in enumerate(self._pipes)]
         failures = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failures:
@@ -148,7 +150,10 @@ class Processes:
 def _answer(rank: int, pipe: Connection, number: int, deadline: float) -> list[Answer] | str:
     """To that order: answers to those before it, which nobody waited for to the end, are passed over."""
     while pipe.poll(max(0.0, deadline - time.monotonic())):
-        answered, answer = pipe.recv()
+        try:
+            answered, answer = pipe.recv()
+        except EOFError:
+            raise RuntimeError(f"rank {rank} has died, by a signal or for lack of memory") from None
         if answered == number:
             return answer  # type: ignore[no-any-return]
     raise RuntimeError(f"rank {rank} does not answer within {TIMEOUT_S:g} s")
