@@ -26,7 +26,7 @@ def fsdp_differences(processes: Processes, case: FsdpCase) -> list[str]:
             found += [
                 f"rank {rank}, step {number}: {name} {getattr(one, name)}, not {getattr(other, name)}"
                 for name in ("loss", "target_weight", "grad_norm")
-                if not np.isclose(getattr(one, name), getattr(other, name), rtol=TOLERANCE, atol=0)
+                if not np.isclose(getattr(one, name), getattr(other, name), rtol=TOLERANCE, atol=0, equal_nan=True)
             ]
         if answer.sent_bytes != answer.planned_bytes:
             found.append(f"rank {rank} has sent {answer.sent_bytes} bytes, and the plans say {answer.planned_bytes}")
