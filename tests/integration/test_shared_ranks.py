@@ -25,7 +25,7 @@ def test_two_processes_train_three_units_as_one_process_does(calm, spec, tmp_pat
     shared = {"trainer": "pipeline", "sharing": sharing, "units": {"vision": ON_LLM, "audio": ON_LLM}}
     with ProcessGroup() as group:
         for name, execution, world in (("whole", {}, 1), ("shared", shared, 2)):
-            job = calm.submit(spec(f"{sharing}-{name}", steps=3, topology=PLANNED, execution=execution))
+            job = calm.submit(spec(f"{sharing}-{name}-{tmp_path.name[-1]}", steps=3, topology=PLANNED, execution=execution))
             processes = start(group, calm, job, tmp_path, None, world, world)
             assert wait(processes) == [0] * world, processes[0].last_words()
             logs[name] = [losses(process.log) for process in processes]
