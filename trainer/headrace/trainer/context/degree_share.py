@@ -25,6 +25,7 @@ class RankGroups:
     """Process groups of some of all ranks, each made when it is first asked for, by all ranks together.
 
     Torch numbers groups by how many each process has made: were they made by their own ranks alone, these would miss each other.
+    They are kept, as many as `degrees` chooses different sets of ranks: let it choose from few, such as neighbours.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
