@@ -8,6 +8,7 @@ import json
 import operator
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,6 +138,7 @@ class Report:
         return {
             "benchmark": self.benchmark,
             "date": self.date,
+            "commit": commit(),
             "quick": self.quick,
             "machine": self.machine,
             "verdict": self.verdict,
@@ -211,6 +213,15 @@ def _cells(row: Row) -> list[Text]:
 def number(value: float) -> str:
     """Four significant digits; from ten thousand on all digits of the whole number, in groups of three."""
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+
+
+def commit() -> str | None:
+    """The commit of the code that is measured, with "-dirty" behind it where files differ; None outside of a repository."""
+    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--exclude", "*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def machine() -> dict[str, str | int]:

@@ -16,7 +16,7 @@ from headrace.cli.example import example_data
 from headrace.errors import HeadraceError
 from headrace.processes import ProcessGroup
 from headrace.spec import parse_spec
-from tests.integration.faulty_trainer import FAULT_AT, FAULTY_RANK, NUM_RANKS, PLANNED, start_ranks
+from tests.integration.faulty_trainer import FAULT_AT, FAULTY_RANK, NUM_RANKS, PLANNED, REASONS, start_ranks
 
 GOAL_S = 5.0
 _HANG_TIMEOUT_S = 5
@@ -46,11 +46,17 @@ def section(*, quick: bool) -> Section:
                 seconds.append(_end_all(services, folder, fault) - waited_s)
             row = Row(name=what, value=max(seconds), unit="s", goal=at_most(GOAL_S), detail=f"median {median(seconds):.2f} s")
             rows.append(row)
-    return Section(title=f"From a fault in one of {NUM_RANKS} ranks to the end of all; the longest of {rounds}", rows=rows)
+    return Section(
+        title=f"From a fault in one of {NUM_RANKS} ranks to the end of all, its reason in the log of each other one; the longest of {rounds}",
+        rows=rows,
+    )
 
 
 def _end_all(services: Services, folder: Path, fault: str) -> float:
-    """Return the seconds from the fault until all processes have ended, apart from a stopped one. Raises HeadraceError."""
+    """Return the seconds from the fault until all processes have ended, apart from a stopped one.
+
+    Raises HeadraceError where they do not end, or one of the others' logs does not have the reason.
+    """
     document = {
         "name": folder.name,
         "sources": [{"path": str(example_data())}],
@@ -68,6 +74,9 @@ def _end_all(services: Services, folder: Path, fault: str) -> float:
             process.send_signal(signal.SIGKILL)
             process.wait()
         services.cancel(job)
+    for rank in set(range(NUM_RANKS)) - {FAULTY_RANK}:
+        if REASONS[fault] not in (folder / f"{rank}.log").read_text(encoding="utf-8"):
+            raise HeadraceError(f"{_FAULTS[fault][0]}: the log of rank {rank} does not say: {REASONS[fault]}")
     said = (folder / f"{FAULTY_RANK}.log").read_text(encoding="utf-8").splitlines()
     return ended_s - next(float(line.removeprefix(FAULT_AT)) for line in said if line.startswith(FAULT_AT))
 

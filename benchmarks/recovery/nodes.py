@@ -35,9 +35,9 @@ class Loss:
 
     where: str
     step_s: float
-    """Median of the steps before."""
+    """Median of the steps before, of all nodes."""
     left_step_s: float
-    """Median of steps after it, of the nodes that are left."""
+    """Median of the steps after it, of the nodes that are left."""
     seconds: float
     """From the signal until the first step of the nodes that are left is committed."""
     noticed_s: float
@@ -48,7 +48,8 @@ class Loss:
 
     @property
     def beyond_s(self) -> float:
-        return self.seconds - self.step_s
+        """Seconds less a step of the nodes that are left, as torchft's are counted."""
+        return self.seconds - self.left_step_s
 
 
 class Nodes:
@@ -118,7 +119,7 @@ def sections(*, quick: bool) -> Iterator[Section]:
             services = Services(group, folder)
             killed, stopped = _losses(services, quick=quick)
             yield Section(
-                title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, beyond the median step before",
+                title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, beyond the median step of those that are left",
                 rows=list(_loss_rows(killed, stopped, torchft)),
             )
             recovery_s, step_s = median(loss.seconds for loss in killed), median(loss.step_s for loss in killed)
@@ -146,7 +147,9 @@ def _losses(services: Services, *, quick: bool) -> tuple[list[Loss], list[Loss]]
 
 
 def _loss_rows(killed: Sequence[Loss], stopped: Sequence[Loss], torchft: Mapping[str, Rival]) -> Iterator[Row]:
-    yield Row(name=f"a step of {NUM_NODES} nodes", value=median(loss.step_s for loss in [*killed, *stopped]), unit="s")
+    losses = [*killed, *stopped]
+    yield Row(name=f"a step of {NUM_NODES} nodes", value=median(loss.step_s for loss in losses), unit="s")
+    yield Row(name=f"a step of the {NUM_NODES - 1} that are left", value=median(loss.left_step_s for loss in losses), unit="s")
     again = [loss.again_s for loss in killed]
     yield Row(name="SIGKILL until training again, median", value=median(again), unit="s", rival=RAW_GLOO, detail=_all(again))
     seconds, tuned = [loss.beyond_s for loss in killed], torchft.get("tuned")
@@ -159,10 +162,6 @@ def _loss_rows(killed: Sequence[Loss], stopped: Sequence[Loss], torchft: Mapping
         detail=_all(seconds),
     )
     yield _longest("SIGKILL, the longest", killed, torchft.get("default"), KILL_GOAL_S)
-    left_s = [loss.seconds - loss.left_step_s for loss in killed]
-    steps_s = f"of {median(loss.left_step_s for loss in killed):.2f} s; {_all(left_s)}"
-    name = f"SIGKILL, the longest, beyond the median step of the {NUM_NODES - 1} that are left"
-    yield Row(name=name, value=max(left_s), unit="s", rival=torchft.get("default"), detail=steps_s)
     yield _longest(f"SIGSTOP, the longest of {len(stopped)}", stopped, torchft.get("stopped"), STOP_GOAL_S)
 
 

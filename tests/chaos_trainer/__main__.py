@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(cluster: Cluster, found: Sequence[Case], minutes: float | None = None) -> int:
     """Every case, and a line on each. The exit code."""
-    references, num_run, num_bad, began_s = References(cluster), 0, 0, time.monotonic()
+    references, ran, num_bad, began_s = References(cluster), list[Case](), 0, time.monotonic()
 
     def results(of: Iterable[Case]) -> Iterator[Result]:
         for case in of:
@@ -107,10 +107,12 @@ def run(cluster: Cluster, found: Sequence[Case], minutes: float | None = None) -
     alone = [case for case in found if case.strikes_services]
     lanes = [results(_taken(together)) for _ in range(NUM_LANES)]
     for result in chain(results(alone), _side_by_side(lanes)):
-        num_run += 1
+        ran.append(result.case)
         num_bad += bool(result.wrong)
-        print(f"{num_run:4} {result}", flush=True)
-    print(f"{num_run} of {len(found)} cases were run in {(time.monotonic() - began_s) / 60:.1f} minutes, {num_bad} of them bad")
+        print(f"{len(ran):4} {result}", flush=True)
+    minutes, num_shared = (time.monotonic() - began_s) / 60, sum(case.gpus_per_node > 1 for case in ran)
+    print(f"{len(ran)} of {len(found)} cases were run in {minutes:.1f} minutes, {num_bad} of them bad", end="; ")
+    print(f"{num_shared} had nodes of two processes")
     return int(num_bad > 0)
 
 

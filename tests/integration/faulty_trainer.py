@@ -30,6 +30,7 @@ PLANNED = {"replicas": 2, "microbatches": 2, "stages": {"vision": 1, "audio": 1,
 FAULTY_RANK = 3
 FAULT_AT = "fault at "
 """What the faulty rank prints before the time, in seconds of `time.time`."""
+WHERE = "rank 3 (llm replica 0, stage 1, slice 0)"
 _FAULTY_STEP = 1
 DRIFT = "drift"
 """The fault of a memory that has other weights than it was given."""
@@ -54,6 +55,16 @@ FAULTS = {
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
+
+
+REASONS = {
+    "user error": f"{WHERE}: step {_FAULTY_STEP}: the batch has no samples: take a larger one",
+    "unexpected": f"{WHERE}: step {_FAULTY_STEP}: ZeroDivisionError('division by zero')",
+    "hang": f"no rank has got on for 5 s (--hang-timeout): {WHERE} at step {_FAULTY_STEP}",
+    "stop": f"{WHERE} has said nothing for",
+    "kill": f"{WHERE} has said nothing for",
+}
+"""What the log of each other rank says of a fault, with a hang timeout of 5 s."""
 
 
 def start_ranks(endpoint: str, job: str, folder: Path, fault: str, hang_timeout_s: int) -> list[subprocess.Popen[bytes]]:

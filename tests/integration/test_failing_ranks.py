@@ -7,25 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.faulty_trainer import FAULTY_RANK, NUM_RANKS, PLANNED, start_ranks, start_replicas
+from tests.integration.faulty_trainer import FAULTY_RANK, NUM_RANKS, PLANNED, REASONS, start_ranks, start_replicas
 from tests.integration.trainers import END_S
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-WHERE = "rank 3 (llm replica 0, stage 1, slice 0)"
-
 
 @pytest.mark.parametrize(
-    ("fault", "words", "hang_timeout_s"),
-    [
-        ("user error", f"{WHERE}: step 1: the batch has no samples: take a larger one", 600),
-        ("unexpected", f"{WHERE}: step 1: ZeroDivisionError('division by zero')", 600),
-        ("hang", f"no rank has got on for 5 s (--hang-timeout): {WHERE} at step 1", 5),
-        ("stop", f"{WHERE} has said nothing for", 5),
-        ("kill", f"{WHERE} has said nothing for", 600),
-    ],
+    ("fault", "hang_timeout_s"), [("user error", 600), ("unexpected", 600), ("hang", 5), ("stop", 5), ("kill", 600)]
 )
-def test_one_rank_ends_all(calm, spec, tmp_path: Path, fault: str, words: str, hang_timeout_s: int) -> None:
+def test_one_rank_ends_all(calm, spec, tmp_path: Path, fault: str, hang_timeout_s: int) -> None:
+    words = REASONS[fault]
     job = calm.submit(spec(f"failing-{fault.replace(' ', '-')}", topology=PLANNED))
     processes = start_ranks(calm.endpoint, job, tmp_path, fault, hang_timeout_s)
     logs = [tmp_path / f"{rank}.log" for rank in range(NUM_RANKS)]

@@ -60,7 +60,7 @@ def test_nodes_on_gpus_are_told_that_messages_are_staged_before_anybody_is_conne
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     with pytest.raises((EndpointError, RuntimeError)):  # torch has no GPU here
         train_recoverable(NOBODY, job="job", spec=spec, node="a", device=GPU)
-    assert "through host memory, which is slower than NCCL and has run with an emulated device only" in caplog.text
+    assert "through host memory, which is slower than NCCL and has run on one GPU only, shared by all nodes" in caplog.text
 
 
 def test_the_cpu_is_taken_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,10 +144,13 @@ def warn_unproven(device_type: str, world_size: int) -> None:
 
 
 def warn_staged_nodes(device_type: str) -> None:
-    """Log a warning for nodes of a recoverable job on GPUs: their tensors go through host memory, which no GPU has run yet."""
+    """Log a warning for nodes of a recoverable job on GPUs: their tensors go through host memory.
+
+    Four nodes that share one GPU have run so; nodes with a GPU each have not.
+    """
     if device_type != "cpu":
         log.warning(
-            "nodes that may be lost exchange tensors by gloo, through host memory, which is slower than NCCL and has run with an "
-            "emulated device only; if it fails, --device cpu goes on %s",
+            "nodes that may be lost exchange tensors by gloo, through host memory, which is slower than NCCL and has run on one GPU "
+            "only, shared by all nodes; if it fails, --device cpu goes on %s",
             pairs(device=device_type),
         )

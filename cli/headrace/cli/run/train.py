@@ -100,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and neither that nor a "
-        "pipeline of several processes has been run on GPUs yet (default: %(default)s)",
+        help="auto: the GPU where there is one; --nodes there stages messages through host memory, and has run on one GPU "
+        "only, as a pipeline of several processes has with emulated NCCL only (default: %(default)s)",
     )
     device.add_argument(
         "--threads",
