@@ -46,10 +46,8 @@ def section(*, quick: bool) -> Section:
                 seconds.append(_end_all(services, folder, fault) - waited_s)
             row = Row(name=what, value=max(seconds), unit="s", goal=at_most(GOAL_S), detail=f"median {median(seconds):.2f} s")
             rows.append(row)
-    return Section(
-        title=f"From a fault in one of {NUM_RANKS} ranks to the end of all, its reason in the log of each other one; the longest of {rounds}",
-        rows=rows,
-    )
+    what = f"From a fault in one of {NUM_RANKS} ranks to the end of all, with its reason in every other log"
+    return Section(title=f"{what}; the longest of {rounds}", rows=rows)
 
 
 def _end_all(services: Services, folder: Path, fault: str) -> float:

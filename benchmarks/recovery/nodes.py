@@ -119,7 +119,7 @@ def sections(*, quick: bool) -> Iterator[Section]:
             services = Services(group, folder)
             killed, stopped = _losses(services, quick=quick)
             yield Section(
-                title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, beyond the median step of those that are left",
+                title=f"From the loss of one of {NUM_NODES} nodes to the next committed step, less a step of those left",
                 rows=list(_loss_rows(killed, stopped, torchft)),
             )
             recovery_s, step_s = median(loss.seconds for loss in killed), median(loss.step_s for loss in killed)

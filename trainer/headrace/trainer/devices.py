@@ -150,7 +150,7 @@ def warn_staged_nodes(device_type: str) -> None:
     """
     if device_type != "cpu":
         log.warning(
-            "nodes that may be lost exchange tensors by gloo, through host memory, which is slower than NCCL and has run on one GPU "
-            "only, shared by all nodes; if it fails, --device cpu goes on %s",
+            "nodes that may be lost exchange tensors by gloo, through host memory, which is slower than NCCL and has run on one "
+            "GPU only, shared by all nodes; if it fails, --device cpu goes on %s",
             pairs(device=device_type),
         )
