@@ -93,9 +93,9 @@ def test_a_model_that_is_nearly_sure_learns_what_is_left_to_learn_in_half_precis
 @pytest.mark.parametrize("at_once", [True, False])
 def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_number_of_pieces(pieces: int, at_once: bool) -> None:
     """Its rounding is that of one product; summed up in bfloat16 over 128 pieces it would be several times as large."""
-    generator, num_targets = torch.Generator().manual_seed(0), 16_384
-    hidden, table = torch.randn(num_targets, 64, generator=generator), 0.05 * torch.randn(128, 64, generator=generator)
-    targets = Targets.of(torch.randint(0, 128, (num_targets,), generator=generator))
+    generator, num_targets, vocab = torch.Generator().manual_seed(0), 16_384, 1024
+    hidden, table = torch.randn(num_targets, 64, generator=generator), 0.05 * torch.randn(vocab, 64, generator=generator)
+    targets = Targets.of(torch.randint(0, vocab, (num_targets,), generator=generator))
 
     def gradients(max_logits: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
         x, weight = hidden.clone().requires_grad_(), table.clone().requires_grad_()
@@ -103,8 +103,8 @@ def test_in_half_precision_the_gradient_of_the_head_does_not_depend_on_the_numbe
             loss = token_loss(x, targets, weight, max_logits=max_logits, at_once=at_once)
         return torch.autograd.grad(loss, (x, weight))
 
-    rounded = gradients(128 * num_targets // pieces, torch.bfloat16)
-    for gradient, exact in zip(rounded, gradients(128 * num_targets, torch.float32), strict=True):
+    rounded = gradients(vocab * num_targets // pieces, torch.bfloat16)
+    for gradient, exact in zip(rounded, gradients(vocab * num_targets, torch.float32), strict=True):
         assert gradient.dtype == torch.float32
         assert (gradient - exact).norm() / exact.norm() < 2.6e-3
 
