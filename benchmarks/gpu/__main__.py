@@ -27,7 +27,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.gpu.isolated_check import Check, CheckProcesses
 from benchmarks.gpu.target import Target
-from benchmarks.report import RESULTS, Report
+from benchmarks.report import RESULTS, Report, Row, Section, at_most
 from benchmarks.timing import progress
 
 CHECKS = (
@@ -67,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
         left = replace(check, budget_s=max(1.0, budget_s))
         progress(f"{number}/{len(checks)} {check.name}, at most {left.budget_s:.0f} s ({passed_s:.0f} s passed)")
         sections.append(processes.run(left, target))
+    goal = at_most(TOTAL_S) if target.is_gpu and not options.only else None
+    took = Row(name=f"{len(checks)} checks", value=time.monotonic() - began_s, unit="s", goal=goal)
+    sections.append(Section(title="The whole run", rows=[took]))
     report = Report(
         benchmark="gpu" if target.is_gpu else "gpu, CPU form",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
