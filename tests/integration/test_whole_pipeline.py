@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize(("case", "transport"), CASES)
 def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case, transport: str) -> None:
-    assert differences(processes, case, transport=transport) == []
+    assert differences(processes, case, transports=[transport]) == []
 
 
 @pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)

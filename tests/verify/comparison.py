@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -57,12 +58,18 @@ ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",),
 
 
 def differences(
-    processes: Processes, case: Case, *, expected: str | None = None, pack_tokens: int = 0, transport: str = "gloo"
+    processes: Processes,
+    case: Case,
+    *,
+    expected: str | None = None,
+    pack_tokens: int = 0,
+    transports: Sequence[str] = ("gloo",),
 ) -> list[str]:
     """What is not the same, in words; nothing where all is well.
 
     `expected`: what is frozen in the one process. None: the same. `pack_tokens`: the pipeline, and not the one process, gets the
-    samples in packs that are padded to this length. 0: not packed. `transport`: one of `OPEN_END`.
+    samples in packs that are padded to this length. 0: not packed. `transports`: those of `OPEN_END` to run it on, one after the
+    other. Where the host would wait for a GPU is looked for on the first, as no such place knows what carries messages.
     """
     topology = parse(PipelineTopology, case.topology, "topology")
     packs: dict[int, int] = {}
@@ -77,10 +84,16 @@ def differences(
         tied=case.head == "tied",
         packs=packs,
         pack_tokens=pack_tokens,
-        transport=transport,
     )
     whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype, topology.dropout)
-    return compare(processes.run(order), *whole, TOLERANCES[case.precision])
+    found = []
+    for transport in transports:
+        try:
+            answers = processes.run(replace(order, transport=transport, counts_waits=transport == transports[0]))
+        except RuntimeError as err:
+            raise RuntimeError(f"{transport}: {err}") from err
+        found += [f"{transport}: {line}" for line in compare(answers, *whole, TOLERANCES[case.precision])]
+    return found
 
 
 def compare(

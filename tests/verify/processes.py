@@ -10,10 +10,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +25,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from headrace.model_shape import ModelShape
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
+from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
 from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
@@ -75,6 +78,8 @@ class Order:
     """Whether the LLM's head is its embedding."""
     transport: str = "gloo"
     """One of OPEN_END."""
+    counts_waits: bool = True
+    """Whether to look for what would make the host wait for a GPU, which takes longer than a step."""
     load_from: str = ""
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
@@ -246,10 +251,10 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
             results.append(step.accumulate(routes, feeds))
             gradients = [_gradients(place) for place in step.places]
             step.discard()
-        found: Counter[str] = Counter()
-        with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
+        # the first one makes what is made once
+        watch = watched(waits, MAY_WAIT) if number and order.counts_waits else nullcontext()
+        with ThreadPoolExecutor(1) as packing, watch:
             results.append(step.run(routes, [partial(_beside, packing, feed) for feed in feeds], order.learning_rate))
-        waits += found if number else Counter()  # the first one makes what is made once
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
@@ -307,13 +312,19 @@ def cut(topology: PipelineTopology) -> PipelineTopology:
     return with_cuts(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
 
 
+@cache
+def _template(shape: ModelShape, tied: bool, dropout: float) -> MultimodalModel:
+    """The whole model, of which a copy takes half as long as to make another."""
+    return whole_model(shape, tied=tied, dropout=dropout)
+
+
 def stages_of(
     topology: PipelineTopology, place: Place, groups: ProcessGroups, dtype: torch.dtype = torch.float32, *, tied: bool = True
 ) -> list[Stage]:
     """The stages of one place of this process."""
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    make_model = partial(whole_model, shape, tied=tied, dropout=topology.dropout)
+    make_model = partial(deepcopy, _template(shape, tied, topology.dropout))
     stages = build_stages(
         make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.of_place[place].slices, dtype=dtype
     )
