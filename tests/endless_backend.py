@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 NAME = "endless"
@@ -26,9 +27,10 @@ log = logging.getLogger(__name__)
 class EndlessGroup(dist.ProcessGroup):
     """A group of which an operation ends when all of its processes have taken part, or when this process aborts the group."""
 
-    def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, *, aborts: bool) -> None:
-        super().__init__(rank, size)
-        self._gloo, self._aborts = ProcessGroupGloo(store, rank, size, timeout), aborts
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, *, aborts: bool) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the stubs lack torch's constructor for extensions
+        self._gloo: Any = ProcessGroupGloo(store, rank, size, timeout)
+        self._aborts = aborts
         self._lock = threading.Lock()
         self._pending: set[_EndlessWork] = set()
         self._aborted = False
@@ -45,7 +47,7 @@ class EndlessGroup(dist.ProcessGroup):
             for work in self._pending:
                 work.end(dist.DistBackendError("the communicator was aborted"))
 
-    def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:
+    def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
         return self._begin(self._gloo.allreduce(tensors, options or dist.AllreduceOptions()))
 
     def _begin(self, of_gloo: dist.Work) -> dist.Work:
@@ -61,7 +63,7 @@ class _EndlessWork(dist.Work):
     def __init__(self, of_gloo: dist.Work) -> None:
         super().__init__()
         self._of_gloo = of_gloo
-        self._ended = dist.HashStore()  # one waits for its keys in C++, as in NCCL
+        self._ended = HashStore()  # one waits for its keys in C++, as in NCCL
         self._error: Exception | None = None
         threading.Thread(target=self._follow, name="endless", daemon=True).start()
 
@@ -89,7 +91,7 @@ class _EndlessWork(dist.Work):
 def use_endless(*, aborts: bool = True) -> None:
     """`aborts`: whether an abort comes to its end, which NCCL's may not."""
 
-    def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> EndlessGroup:
+    def make(store: Store, rank: int, size: int, timeout: timedelta) -> EndlessGroup:
         return EndlessGroup(store, rank, size, timeout, aborts=aborts)
 
     dist.Backend.register_backend(NAME, make, devices=["cpu"])
