@@ -68,8 +68,7 @@ def differences(
     """What is not the same, in words; nothing where all is well.
 
     `expected`: what is frozen in the one process. None: the same. `pack_tokens`: the pipeline, and not the one process, gets the
-    samples in packs that are padded to this length. 0: not packed. `transports`: those of `OPEN_END` to run it on, one after the
-    other. Where the host would wait for a GPU is looked for on the first, as no such place knows what carries messages.
+    samples in packs that are padded to this length. 0: not packed. `transports`: of `TRANSPORTS`, it runs on one after the other.
     """
     topology = parse(PipelineTopology, case.topology, "topology")
     packs: dict[int, int] = {}
@@ -89,7 +88,7 @@ def differences(
     found = []
     for transport in transports:
         try:
-            answers = processes.run(replace(order, transport=transport, counts_waits=transport == transports[0]))
+            answers = processes.run(replace(order, transport=transport, is_first=transport == transports[0]))
         except RuntimeError as err:
             raise RuntimeError(f"{transport}: {err}") from err
         found += [f"{transport}: {line}" for line in compare(answers, *whole, TOLERANCES[case.precision])]

@@ -16,7 +16,7 @@ from tests.verify.covering import covering_cases
 from tests.verify.fsdp_cases import every_fsdp_case
 from tests.verify.fsdp_comparison import fsdp_differences
 from tests.verify.fsdp_processes import fsdp_processes
-from tests.verify.processes import OPEN_END, Processes
+from tests.verify.processes import TRANSPORTS, Processes
 
 STRENGTH = 3
 
@@ -49,7 +49,7 @@ def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
 
 
 def _carried(args: Namespace) -> Sequence[Carried]:
-    transports = (args.transport,) if args.transport else tuple(OPEN_END)
+    transports = (args.transport,) if args.transport else tuple(TRANSPORTS)
     cases = _drawn(list(every_case() if args.cases is not None else covering_cases(STRENGTH)), args)
     return [Carried(case, transports) for case in cases]
 

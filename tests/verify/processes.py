@@ -32,7 +32,7 @@ from headrace.trainer.loading.packs import Padding, in_packs
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
-from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
+from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, group_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -45,7 +45,7 @@ from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult
 from tests.host_waits import watched
-from tests.ordered_backend import ordered_end
+from tests.ordered_backend import ordered
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
@@ -59,8 +59,8 @@ MAY_WAIT = {
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
 CPU = torch.device("cpu")
-OPEN_END = {"gloo": suited_end, "ordered": ordered_end}
-"""By transport, the function that opens an end of a channel: gloo, or on it an EMULATION of NCCL, which keeps the order."""
+TRANSPORTS: dict[str, Callable[[ChannelEnd], ChannelEnd]] = {"gloo": lambda end: end, "ordered": ordered}
+"""What carries messages, and what makes it of a channel's end on gloo. `ordered` EMULATES NCCL, which keeps their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,10 @@ class Order:
     tied: bool = True
     """Whether the LLM's head is its embedding."""
     transport: str = "gloo"
-    """One of OPEN_END."""
-    counts_waits: bool = True
-    """Whether to look for what would make the host wait for a GPU, which takes longer than a step."""
+    """One of TRANSPORTS."""
+    is_first: bool = True
+    """Whether this is the first transport that the case runs on: there the first step is also discarded and run again, and what
+    would make the host wait for a GPU is looked for, since neither knows what carries messages."""
     load_from: str = ""
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
@@ -198,24 +199,38 @@ class _Made:
 
     groups: dict[tuple[Any, ...], ProcessGroups] = field(default_factory=dict)
     """By all that they are made from."""
-    ends: dict[tuple[str, ChannelRanks], ChannelEnd | None] = field(default_factory=dict)
-    """By transport, and what carries the channel."""
+    ends: dict[ChannelRanks, dict[str, ChannelEnd | None]] = field(default_factory=dict)
+    """By what carries the channel, and by transport."""
 
 
 def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGroups:
     rank = dist.get_rank()
 
     def open_end(ranks: ChannelRanks) -> ChannelEnd | None:
-        key = order.transport, ranks
-        if key not in made.ends:
-            made.ends[key] = OPEN_END[order.transport](ranks, rank, CPU)
-        return made.ends[key]
+        if ranks not in made.ends:
+            end = group_end(ranks, rank, CPU)
+            made.ends[ranks] = {name: end and make(end) for name, make in TRANSPORTS.items()}
+        return made.ends[ranks][order.transport]
 
     # The same key on every process, as all of them make groups together.
     key = tuple(map(topology.places, range(topology.world_size))), topology.tensor_groups(), order.tied
     if key not in made.groups:
         made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
     return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))
+
+
+class _Observed(PipelineStep):
+    """Keeps what the first step accumulates, when it does so for the first time."""
+
+    first: tuple[StepResult, ...] = ()
+    gradients: Sequence[dict[str, np.ndarray]] = ()
+    """Of each place."""
+
+    def accumulate(self, routes: Routes, feeds: Sequence[Feed]) -> StepResult:
+        result = super().accumulate(routes, feeds)
+        if not self.first:
+            self.first, self.gradients = (result,), [_gradients(place) for place in self.places]
+        return result
 
 
 def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
@@ -228,7 +243,7 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
     dtype = getattr(torch, order.dtype)
     stages = {place: stages_of(topology, place, groups, dtype, tied=order.tied) for place in topology.places(rank)}
     settings = OptimizerSpec(max_grad_norm=order.max_grad_norm)
-    step = PipelineStep(topology, stages, groups, settings=settings, dtype=dtype)
+    step = _Observed(topology, stages, groups, settings=settings, dtype=dtype)
     first_step = 0
     if order.load_from:
         checkpoint = Checkpoint.newest(Path(order.load_from))
@@ -242,25 +257,24 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
         packs = [list(pack) for _, pack in itertools.groupby(portion.samples, order.packs.__getitem__)]
         return in_packs(data, packs, Padding(pack_tokens=order.pack_tokens, segment_tokens=order.pack_tokens, token=0))
 
-    results, gradients = [], []
+    results = []
     waits: Counter[str] = Counter()
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
         feeds = [place.prepare.feed(routes, data_of) for place in step.places]
-        if number == 0:
-            results.append(step.accumulate(routes, feeds))
-            gradients = [_gradients(place) for place in step.places]
+        if number == 0 and order.is_first:
+            step.accumulate(routes, feeds)
             step.discard()
         # the first one makes what is made once
-        watch = watched(waits, MAY_WAIT) if number and order.counts_waits else nullcontext()
+        watch = watched(waits, MAY_WAIT) if number and order.is_first else nullcontext()
         with ThreadPoolExecutor(1) as packing, watch:
             results.append(step.run(routes, [partial(_beside, packing, feed) for feed in feeds], order.learning_rate))
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
     return [
-        _answer_of(place, results, of_place, waits if number == 0 else {})
-        for number, (place, of_place) in enumerate(zip(step.places, gradients, strict=True))
+        _answer_of(place, [*step.first, *results], of_place, waits if number == 0 else {})
+        for number, (place, of_place) in enumerate(zip(step.places, step.gradients, strict=True))
     ]
 
 
