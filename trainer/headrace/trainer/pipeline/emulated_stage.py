@@ -133,6 +133,7 @@ def emulate(step: EmulatedStep, channels: Channels) -> Emulated:
     wire = Wire(channels, torch.device("cpu"), torch.float32)
     executors = [Executor(topology, place, _chunks(step, place), wire) for place in topology.places(dist.get_rank())]
     cargoes = [_cargo_of(executor, routes) for executor in executors]  # made before the step, as in training beside it
+    channels.open_between(routes.pairs)  # here, as a run opens them in its first steps only
     dist.barrier()
     run_step(executors, routes, [cargo.__getitem__ for cargo in cargoes])
     wire.flush()
