@@ -213,8 +213,8 @@ class OrchestratedModel(nn.Module):
         cargo = microbatch.cargo[LLM]
         if cargo is None or not cargo.num_rows:
             return StepLoss(loss_sum=self.llm(self._fillers[LLM], arrived), target_weight=0.0)
-        orders = {unit: cargo.orders.get(unit) for unit in arrived}
-        in_order = {unit: rows if (order := orders[unit]) is None else rows[order] for unit, rows in arrived.items()}
+        orders = {unit: join.order for unit, join in cargo.joins.items()}
+        in_order = {unit: rows if (order := orders.get(unit)) is None else rows[order] for unit, rows in arrived.items()}
         inputs = cargo.inputs[0]
         return StepLoss(loss_sum=self.llm(inputs, in_order), target_weight=self.llm.target_weight(inputs))
 

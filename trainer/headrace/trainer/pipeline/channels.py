@@ -173,20 +173,25 @@ def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
 
 
 def channels_between(topology: PipelineTopology, source: Replica, target: Replica) -> Iterator[Channel]:
-    """Yield the channels between a replica and one of the next unit.
-
-    Each TP slice receives from one slice of the other side: where that has fewer slices, some of them send to several.
-    """
+    """Yield the channels between a replica and one of the next unit: those between `slice_pairs`, there and back."""
     last = topology.units[source[0]].pp - 1
     ends, begins = (
         [topology.number(Place(unit, replica, stage, index)) for index in range(topology.units[unit].tp)]
         for (unit, replica), stage in ((source, last), (target, 0))
     )
-    for number, receiver in enumerate(begins):
-        yield Channel(Kind.FORWARD, ends[number % len(ends)], receiver)
-    if needs_output_gradient(topology, source[0]):
-        for number, receiver in enumerate(ends):
-            yield Channel(Kind.BACKWARD, begins[number % len(begins)], receiver)
+    for sender, receiver in slice_pairs(len(ends), len(begins)):
+        yield Channel(Kind.FORWARD, ends[sender], begins[receiver])
+        if needs_output_gradient(topology, source[0]):
+            yield Channel(Kind.BACKWARD, begins[receiver], ends[sender])
+
+
+def slice_pairs(senders: int, receivers: int) -> list[tuple[int, int]]:
+    """Return the slices of a stage, and of one of the next unit, between which each share of a handover's rows goes.
+
+    There are as many shares as both numbers of slices divide. So each slice sends as much as the others of its stage, and
+    receives as much.
+    """
+    return [(number % senders, number % receivers) for number in range(math.lcm(senders, receivers))]
 
 
 def pairs_of_lanes(topology: PipelineTopology) -> Iterator[Pair]:
