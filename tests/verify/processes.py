@@ -32,6 +32,7 @@ from headrace.trainer.pipeline.cargo import Cargo, Feed
 from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
+from headrace.trainer.pipeline.feed import columns_of
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.place_step import PlaceStep
@@ -230,8 +231,8 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
         load(checkpoint, step)
         first_step = checkpoint.step
 
-    def data_of(portion: Portion) -> Any:
-        data = packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
+    def data_of(place: Place, portion: Portion) -> Any:
+        data = packed_samples(portion.samples, audio=order.audio, columns=columns_of(topology, place))
         if not order.packs:
             return data
         packs = [list(pack) for _, pack in itertools.groupby(portion.samples, order.packs.__getitem__)]
@@ -241,7 +242,7 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
     waits: Counter[str] = Counter()
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
-        feeds = [place.prepare.feed(routes, data_of) for place in step.places]
+        feeds = [place.prepare.feed(routes, partial(data_of, place.place)) for place in step.places]
         if number == 0:
             results.append(step.accumulate(routes, feeds))
             gradients = [_gradients(place) for place in step.places]

@@ -310,8 +310,9 @@ class StepRun:
         exchanges: those of this slice, which there are none of if it receives none of these rows.
         """
         own = [self._wire.receive(self._from(move.kind, exchange), exchange.number) for exchange in exchanges]
-        none = torch.empty(0, move.width, dtype=self._wire.dtype, device=move.chunk.device)
-        return joined(own or [none], join, move.chunk.gather_slices)
+        if not own:
+            own = [torch.empty(0, move.width, dtype=self._wire.dtype, device=move.chunk.device)]
+        return joined(own, join, move.chunk.gather_slices)
 
     def _from(self, kind: Kind, exchange: Exchange) -> Channel:
         return Channel(kind, exchange.peer, self._number)
