@@ -27,7 +27,7 @@ from headrace.spec import STRATEGIES, parse
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.pipeline.channels import Channel, channels_between, channels_within, pairs_of_lanes
 from headrace.trainer.pipeline.chunk import Inputs
-from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
+from headrace.trainer.pipeline.emulated_stage import WIDTH, EmulatedChunk
 from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
@@ -66,6 +66,7 @@ class Recorder:
     waited_s: float = 0.0
     most_unused: Counter[Channel] = field(default_factory=Counter)
     """Most receives of a channel that were posted and not used yet."""
+    sent_bytes: Counter[Channel] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.channels = self
@@ -80,6 +81,7 @@ class Recorder:
             self._own[channel, number] = tensor.detach().requires_grad_(tensor.requires_grad)
         else:
             self.posted.append(Operation(channel, number, len(tensor), len(self.awaited)))
+            self.sent_bytes[channel] += tensor.numel() * tensor.element_size()
 
     def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
         if channel.sender != self.rank:
@@ -307,6 +309,7 @@ def test_receives_in_the_order_of_their_use_would_be_mixed_up() -> None:
     assert not all(orders)
 
 
+ROW_BYTES = 4 * WIDTH
 SLICED = {
     "to 2 slices": {"vision": {}, "llm": {"tp": 2}},
     "from 2 slices": {"vision": {"tp": 2}, "llm": {}},
@@ -328,10 +331,10 @@ def test_a_token_crosses_to_the_next_unit_once_and_its_gradient_comes_back_once(
     assert simulate(recorders, lambda channel: channel) == (set(), [])
     tokens = sum(tokens_of(sample, most) for sample in range(SAMPLES) if sample % REJECTED)
     for kind, sender, receiver in ((Kind.FORWARD, "vision", "llm"), (Kind.BACKWARD, "llm", "vision")):
-        sent = rows_of(recorders, topology, kind, sender, receiver)
+        sent = {channel: size / ROW_BYTES for channel, size in sent_bytes(recorders, topology, kind, sender, receiver).items()}
         assert sum(sent.values()) == tokens
         for unit, end in ((sender, 1), (receiver, 2)):
-            of_slice: Counter[int] = Counter()
+            of_slice: dict[int, float] = defaultdict(float)
             for channel, rows in sent.items():
                 of_slice[topology.place(channel[end]).slice] += rows
             assert of_slice.keys() == set(range(units[unit].get("tp", 1)))
@@ -346,12 +349,11 @@ def test_samples_are_deferred_and_change_lanes_where_tokens_are_counted() -> Non
     assert routes_of("orchmllm", topology, 0).pairs - {*pairs_of_lanes(topology)}
 
 
-def rows_of(recorders: list[Recorder], topology: PipelineTopology, kind: Kind, sender: str, receiver: str) -> Counter[Channel]:
-    """The rows that were sent of a kind from one unit to another, by channel."""
+def sent_bytes(recorders: list[Recorder], topology: PipelineTopology, kind: Kind, sender: str, receiver: str) -> Counter[Channel]:
+    """What was sent of a kind from one unit to another, by channel."""
     found: Counter[Channel] = Counter()
     for recorder in recorders:
-        for of, _, num_rows, _ in recorder.posted:
-            units = topology.place(of.sender).unit, topology.place(of.receiver).unit
-            if (of.kind, of.sender, units) == (kind, recorder.rank, (sender, receiver)):
-                found[of] += num_rows
+        for channel, size in recorder.sent_bytes.items():
+            if (channel.kind, *(topology.place(end).unit for end in channel[1:])) == (kind, sender, receiver):
+                found[channel] += size
     return found
