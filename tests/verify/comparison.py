@@ -22,6 +22,7 @@ from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
+from tests.matrices import gradients_of, weights_of
 from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import CLIPPING, HALF_RESIDUAL, Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
@@ -154,13 +155,13 @@ def reference(
             (loss.loss_sum / loss.target_weight).backward()
             norm = float(torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm))
             assert (norm > settings.max_grad_norm) == (clipping == "clipped"), f"the gradient's norm is {norm}"
-            gradients = {n: p.grad.numpy().copy() for n, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: gradient.numpy().copy() for name, gradient in gradients_of(model).items()}
             mean = float(loss.loss_sum.detach()) / loss.target_weight
             results.append(StepResult(loss=mean, target_weight=loss.target_weight, grad_norm=norm))
             train_step.discard()
         train_step.accumulate(batch)
         results.append(train_step.finish(LEARNING_RATE))
-    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return results, gradients, {name: weight.numpy().copy() for name, weight in weights_of(model).items()}
 
 
 def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None:

@@ -20,6 +20,7 @@ from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.stage import PROJECTORS, TRUNKS
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
+from tests.matrices import gradients_of, weights_of
 from tests.verify.batches import IMAGE_TOKEN, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import FROZEN, frozen_in
 from tests.verify.comparison import ENTRIES
@@ -191,8 +192,8 @@ def one_process(case: FsdpCase) -> tuple[list[StepResult], dict[str, np.ndarray]
         train_step.accumulate(packed_rows(samples, case.encoders))
         if step == 0:
             weight = train_step._target_weight
-            gradients = {n: p.grad.numpy() / weight for n, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: gradient.numpy() / weight for name, gradient in gradients_of(model).items()}
         results.append(train_step.finish(LEARNING_RATE))
         if step == 0 and results[0].grad_norm > case.max_grad_norm:
             gradients = {name: one * (case.max_grad_norm / results[0].grad_norm) for name, one in gradients.items()}
-    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return results, gradients, {name: weight.numpy().copy() for name, weight in weights_of(model).items()}

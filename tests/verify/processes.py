@@ -27,6 +27,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
+from headrace.trainer.models.fused_linear import Part, parts_of
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
 from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
@@ -262,22 +263,24 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
 def _answer_of(place: PlaceStep, results: list[StepResult], gradients: dict[str, np.ndarray], waits: Mapping[str, int]) -> Answer:
     place.optimizer.wait()
     parameters = _parameters(place)
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters.values()}
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
     shards = {one for stage in place.stages if stage.sharded is not None for one in stage.sharded.buckets}
     at_rest = sum(storages.values()) + sum(bucket.kept_bytes for bucket in shards)
     state = dict(place.optimizer.state())
     moments = {
-        name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
-        for name, p in parameters.items()
+        part.name: np.stack([part.of(state[p][kind]).numpy() for kind in ("exp_avg", "exp_avg_sq")])
+        for p, fused in parameters.items()
         if p in state
+        for part in fused
     }
-    weights = {name: p.detach().float().clone().numpy() for name, p in place.whole(parameters.items())}
+    held = place.whole((fused, p) for p, fused in parameters.items())
+    weights = {part.name: part.of(p.detach()).float().clone().numpy() for fused, p in held for part in fused}
     own, num_slices = place.place, place.topology.units[place.place.unit].tp
     return Answer(own.slice, num_slices, results, gradients, weights, dict(waits), at_rest, moments)
 
 
-def _parameters(place: PlaceStep) -> dict[str, torch.nn.Parameter]:
-    return {name: p for stage in place.stages for name, p in stage.model.named_parameters()}
+def _parameters(place: PlaceStep) -> dict[torch.nn.Parameter, Sequence[Part]]:
+    return {p: fused for stage in place.stages for p, fused in parts_of(stage.model)}
 
 
 def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
@@ -289,7 +292,7 @@ def _gradients(step: PlaceStep) -> dict[str, np.ndarray]:
     """Of whole parameters, gathered from the replicas, of which each has a part."""
     own = {piece.parameter: (piece.begin, piece.weight.grad) for piece in step.optimizer.pieces}
     found = {}
-    for name, parameter in _parameters(step).items():
+    for parameter, fused in _parameters(step).items():
         begin, part = own.get(parameter, (0, None))
         whole = torch.full((parameter.numel(),), -torch.inf)
         if part is not None:
@@ -297,7 +300,7 @@ def _gradients(step: PlaceStep) -> dict[str, np.ndarray]:
         if step.groups.replicas is not None:
             dist.all_reduce(whole, dist.ReduceOp.MAX, group=step.groups.replicas)
         if not torch.isneginf(whole).all():
-            found[name] = whole.view(parameter.shape).numpy()
+            found |= {part.name: part.of(whole.view(parameter.shape)).numpy() for part in fused}
     return found
 
 

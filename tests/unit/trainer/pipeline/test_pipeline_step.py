@@ -131,8 +131,8 @@ def spoilt(step: PipelineStep) -> torch.utils.hooks.RemovableHandle:
     """The second microbatch has a loss that is no number, until this is removed."""
     length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
     assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
-    up = step.places[0].stages[0].layers[0].mlp.up
-    return up.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
+    entry = step.places[0].stages[0].layers[0].mlp.entry
+    return entry.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
 
 
 def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep, spoilt: Any) -> None:

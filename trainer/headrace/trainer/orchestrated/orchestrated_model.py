@@ -25,6 +25,7 @@ from headrace.plan import LLM
 from headrace.spec import JobSpec
 from headrace.trainer.loading.device_copy import to_device
 from headrace.trainer.models.loss import StepLoss
+from headrace.trainer.models.fused_linear import parts_of
 from headrace.trainer.orchestrated.filler_samples import filler
 from headrace.trainer.orchestrated.orchestrated_loader import OrchestratedMicrobatch
 from headrace.trainer.orchestrated.row_exchange import ExchangedBytes, Splits, exchange_rows, rows_to_send
@@ -105,8 +106,12 @@ class OrchestratedModel(nn.Module):
         for root in self.units.values():
             for part in (*root.shards, root):
                 fully_shard(part, mesh=mesh, mp_policy=mp_policy or MixedPrecisionPolicy())
-        self.sharded = {root.whole_name(name): p for root in self.units.values() for name, p in root.named_parameters()}
-        """The parameters, sharded, by the names that they have in a checkpoint of any trainer."""
+        self.sharded = {
+            parameter: [part._replace(name=root.whole_name(part.name)) for part in fused]
+            for root in self.units.values()
+            for parameter, fused in parts_of(root)
+        }
+        """The parameters, sharded, each with the names that it has in a checkpoint of any trainer."""
         self.exchanged = ExchangedBytes()
         """Bytes sent to other ranks by exchanges, and those planned."""
         self._fillers = {unit: self._filler(unit, spec, vocabulary) for unit in self.units}
@@ -166,7 +171,7 @@ class OrchestratedModel(nn.Module):
             if not count:
                 self.encoders[unit].zero_grad(set_to_none=True)
         self._begin()
-        gradients = [_local(p.grad) for p in self.sharded.values() if p.grad is not None]
+        gradients = [_local(p.grad) for p in self.sharded if p.grad is not None]
         if not target_weight:
             self.discard()
             return StepResult(loss=math.nan, target_weight=0.0, grad_norm=0.0)

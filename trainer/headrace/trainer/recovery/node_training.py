@@ -264,7 +264,7 @@ class Training:
         for held in self._held:
             for name in held.parameters:
                 if self._holders[name][0] == mesh.rank:
-                    tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
+                    tensors |= held.tensors(name)
         applied = self._standing.applied
         state = self._loader.state_dict_at(applied) | {TRAINING_RECORD: self._training_record}
         try:
