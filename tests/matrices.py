@@ -15,5 +15,8 @@ def weights_of(module: nn.Module) -> dict[str, Tensor]:
 def gradients_of(module: nn.Module) -> dict[str, Tensor]:
     """Views of the gradients that there are."""
     return {
-        part.name: part.of(parameter.grad) for parameter, fused in parts_of(module) if parameter.grad is not None for part in fused
+        part.name: part.of(parameter.grad)
+        for parameter, fused in parts_of(module)
+        if parameter.grad is not None
+        for part in fused
     }

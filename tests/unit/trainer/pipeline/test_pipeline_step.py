@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from headrace.sample import LABEL_IGNORED
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
+from headrace.trainer.pipeline.checkpoint_files import Checkpoint, TensorKey
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
@@ -80,6 +83,26 @@ def text_of(portion: Portion) -> PackedMicrobatch:
 def test_a_step_learns(step: PipelineStep) -> None:
     losses = [run(step, 1e-3).loss for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_a_checkpoint_has_fused_matrices_one_by_one_and_is_loaded_into_them(step: PipelineStep, tmp_path: Path) -> None:
+    """As checkpoints had them before they were fused, so that these and those are read alike."""
+    run(step, 1e-2)
+    with CheckpointWriter(tmp_path, step) as writer:
+        writer.save(1, {})
+    checkpoint = Checkpoint.newest(tmp_path)
+    mlp = step.places[0].stages[0].layers[3].mlp
+    for name, rows in {"gate": slice(48), "up": slice(48, 96)}.items():
+        key = TensorKey(name=f"decoder.layers.3.mlp.{name}.weight", kind="weight")
+        assert torch.equal(checkpoint.read(key, (48, 32)), mlp.gate_up.weight[rows])
+        moment, fused = (replace(key, name=whole, kind="exp_avg") for whole in (key.name, "decoder.layers.3.mlp.gate_up.weight"))
+        assert checkpoint.read(moment, (48, 32)).any()
+        assert fused not in checkpoint
+    again = make_step(OptimizerSpec())
+    load(checkpoint, again)
+    found, expected = (run(one, 1e-2) for one in (again, step))
+    assert found == expected
+    assert all(torch.equal(*both) for both in zip(again.places[0].parameters, step.places[0].parameters, strict=True))
 
 
 def test_two_chunks_in_one_process_that_share_a_matrix_learn_as_one_stage(step: PipelineStep) -> None:

@@ -48,7 +48,9 @@ def parts(name: str, owner: nn.Module) -> Sequence[Part]:
         return [Part(name, 0, None)]
     *path, _, kind = name.split(".")
     ends = accumulate(owner.parts.values())
-    return [Part(".".join([*path, part, kind]), end - rows, rows) for (part, rows), end in zip(owner.parts.items(), ends, strict=True)]
+    return [
+        Part(".".join([*path, part, kind]), end - rows, rows) for (part, rows), end in zip(owner.parts.items(), ends, strict=True)
+    ]
 
 
 def parts_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, Sequence[Part]]]:
@@ -63,7 +65,7 @@ def takes_parts(module: nn.Module) -> None:
 
 
 def _fuse(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    for name, parameter in module.named_parameters(prefix.removesuffix(".")):
+    for name, _parameter in module.named_parameters(prefix.removesuffix(".")):
         names = [part.name for part in parts(name, module.get_submodule(name.removeprefix(prefix).rpartition(".")[0]))]
         if len(names) > 1 and all(part in state for part in names):
             state[name] = torch.cat([state.pop(part) for part in names])

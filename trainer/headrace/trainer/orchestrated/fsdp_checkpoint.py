@@ -83,7 +83,9 @@ def load(checkpoint: Checkpoint, model: OrchestratedModel, optimizer: torch.opti
     for parameter, fused in model.sharded.items():
         _read(checkpoint, WEIGHT, fused, parameter)
         kinds = (_STEP, *_MOMENTS)
-        if parameter.requires_grad and all(TensorKey(name=part.name, kind=kind) in checkpoint for part in fused for kind in kinds):
+        if parameter.requires_grad and all(
+            TensorKey(name=part.name, kind=kind) in checkpoint for part in fused for kind in kinds
+        ):
             state = optimizer.state[parameter]
             state[_STEP] = checkpoint.read(TensorKey(name=fused[0].name, kind=_STEP), ()).to(parameter.device)
             for kind in _MOMENTS:

@@ -24,8 +24,8 @@ from headrace.manifest import Vocabulary
 from headrace.plan import LLM
 from headrace.spec import JobSpec
 from headrace.trainer.loading.device_copy import to_device
-from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.models.fused_linear import parts_of
+from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.orchestrated.filler_samples import filler
 from headrace.trainer.orchestrated.orchestrated_loader import OrchestratedMicrobatch
 from headrace.trainer.orchestrated.row_exchange import ExchangedBytes, Splits, exchange_rows, rows_to_send

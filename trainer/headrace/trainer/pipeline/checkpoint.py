@@ -156,7 +156,7 @@ def _read_state(checkpoint: Checkpoint, stored: Stored, parameter: Tensor) -> di
 
 
 def _held(step: PlaceStep) -> Iterator[tuple[Stored, nn.Parameter]]:
-    """Yield the parameters of a place, each with the keys of the weights (or tensor-parallel slices) that it has in a checkpoint."""
+    """Yield the parameters of a place, each with what a checkpoint has of it, or of its tensor-parallel slice."""
     place = step.place
     slices = step.topology.units[place.unit].tp
     held = {parameter: fused for stage in step.stages for parameter, fused in parts_of(stage.model)}
@@ -184,7 +184,9 @@ def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
 
 def _key_of_weight(name: str, index: int, count: int) -> TensorKey:
     dim = cut_dimension(name) if count > 1 else None
-    return TensorKey(name=name, kind=WEIGHT) if dim is None else TensorKey(name=name, kind=WEIGHT, dim=dim, index=index, count=count)
+    if dim is None:
+        return TensorKey(name=name, kind=WEIGHT)
+    return TensorKey(name=name, kind=WEIGHT, dim=dim, index=index, count=count)
 
 
 def _key_of_state(weight: TensorKey, kind: str) -> TensorKey:

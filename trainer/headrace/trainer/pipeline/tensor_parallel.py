@@ -1,10 +1,11 @@
 """Tensor parallelism: every layer of a stage cut into slices, one per process (Megatron-LM, Shoeybi et al. 2019, section 3).
 
 Attention is cut by heads and the MLP by its inner channels: the input matrices are column-parallel, the output matrix is
-row-parallel. A slice of a fused matrix has a share of each of its parts (`FusedLinear`). Norms and residual additions are cut by rows (sequence parallelism, Korthikanti et al. 2022, section 4.2.2):
-between layers each slice has its share of the rows. So a layer gathers the rows before attention and before the MLP, and the
-sums over the slices behind them give each slice its share. Weights of norms are whole on every slice, but see only its rows, or
-in norms of queries and keys only its heads: their gradients are summed over the slices once a step.
+row-parallel. A slice of a fused matrix has its share of each part (`FusedLinear`). Norms and residual additions are cut by rows
+(sequence parallelism, Korthikanti et al. 2022, section 4.2.2): between layers each slice has its share of the rows. So a layer
+gathers the rows before attention and before the MLP, and the sums over the slices behind them give each slice its share. Weights
+of norms are whole on every slice, but see only its rows, or in norms of queries and keys only its heads: their gradients are
+summed over the slices once a step.
 
 In front of a unit's first layer and behind its last one, the rows are whole on every slice, with the same computation on each,
 and so are the gradients of embeddings, last norms and projectors. Between stages each slice sends its share to the same slice
