@@ -71,13 +71,8 @@ def test_a_block_computes_what_a_matrix_for_each_part_would(stack: Stack) -> Non
 
 def test_each_part_begins_with_the_weights_that_its_own_matrix_began_with() -> None:
     weights = weights_of(layers(decoder_blocks, seed=7))
-    for name, outputs in {
-        "attention.query": 32,
-        "attention.key": 16,
-        "attention.value": 16,
-        "mlp.gate": 48,
-        "mlp.up": 48,
-    }.items():
+    sizes = {"attention.query": 32, "attention.key": 16, "attention.value": 16, "mlp.gate": 48, "mlp.up": 48}
+    for name, outputs in sizes.items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"7/decoder.layers.1.{name}".encode()))
         expected = torch.empty(outputs, SHAPE.width).normal_(std=0.02, generator=generator)
         assert torch.equal(weights[f"1.{name}.weight"], expected), name
@@ -116,8 +111,8 @@ def test_a_slice_has_its_share_of_each_part(stack: Stack) -> None:
 def test_rows_of_a_part_among_some_rows_of_the_whole() -> None:
     """As FSDP ranks have them, whose borders lie anywhere."""
     whole = torch.arange(14)
-    ((_, (first, second, third)),) = parts_of(FusedLinear(1, {"a": 4, "b": 2, "c": 8}, bias=False))
-    assert [part.name for part in (first, second, third)] == ["a.weight", "b.weight", "c.weight"]
+    ((_, (first, second, third)),) = parts_of(nn.ModuleList([FusedLinear(1, {"a": 4, "b": 2, "c": 8}, bias=False)]))
+    assert [part.name for part in (first, second, third)] == ["a.weight", "b.weight", "c.weight"], "in place of 0.weight"
     for begin, end in ((0, 14), (0, 5), (5, 10), (10, 14), (14, 14)):
         found = [part.of_rows(whole[begin:end], begin).tolist() for part in (first, second, third)]
         assert found == [[n for n in rows if begin <= n < end] for rows in (range(4), range(4, 6), range(6, 14))]
