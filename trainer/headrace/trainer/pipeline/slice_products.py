@@ -1,6 +1,6 @@
 """The matrices of a slice, each as one node of the graph with the exchange of rows in front of it or behind it.
 
-One autograd function of Python replaces that of an exchange and that of a matrix, so that a slice costs the host less (the idea of
+One autograd function of Python replaces those of an exchange and of a matrix, so that a slice costs the host less (the idea of
 Megatron-LM's `ColumnParallelLinear`). And it overlaps what the slices send with what they compute, as far as a microbatch's rows
 are in several pieces (`SliceRows`): products are computed with one piece while the next is gathered, and a piece of the products
 is summed while the next is computed (StepCCL: DistTrain, Zhang et al. 2024, section 7). Gradients of rows are summed while those
