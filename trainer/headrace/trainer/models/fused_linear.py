@@ -61,7 +61,7 @@ def parts_of(module: nn.Module) -> Iterator[tuple[nn.Parameter, Sequence[Part]]]
 
 def takes_parts(module: nn.Module) -> None:
     """Have a module with a `FusedLinear` also load state dicts in which the parts are modules, as before they were fused."""
-    module.register_load_state_dict_pre_hook(_fuse)
+    module.register_load_state_dict_pre_hook(_fuse)  # type: ignore[no-untyped-call]
 
 
 def _fuse(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

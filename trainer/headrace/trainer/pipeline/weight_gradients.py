@@ -35,7 +35,8 @@ class WeightGradients:
     def __init__(self, module: nn.Module) -> None:
         self._deferred: list[_DeferredGradient] = []
         for layer in module.modules():
-            if type(layer) in (nn.Linear, FusedLinear) and layer.weight.requires_grad:  # others may compute something else
+            # Another subclass may compute something else.
+            if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, FusedLinear) and layer.weight.requires_grad:
                 layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
 
     def take(self) -> Callable[[], None]:
