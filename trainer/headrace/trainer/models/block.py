@@ -37,8 +37,8 @@ class SelfAttention(nn.Module):
         """Return what `out` takes, (T, heads * head_dim), from the product of `qkv` (T, (heads + 2 * kv_heads) * head_dim)."""
         heads, kv_heads, _ = (outputs // self.head_dim for outputs in self.qkv.parts.values())
         of_heads: Tensor = product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-untyped-call]
-        turned, v = of_heads.split([heads + kv_heads, kv_heads], dim=1)
-        q, k = rotation.apply(turned).split([heads, kv_heads], dim=1)
+        turned, v = of_heads.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
+        q, k = rotation.apply(turned).split_with_sizes([heads, kv_heads], dim=1)
         v = v.contiguous()  # a view would keep queries and keys as they were before the rotation
         return packed_attention(q, k, v, segments, causal=self.causal).flatten(1)
 
