@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey
+from headrace.trainer.pipeline.huge_pages import empty_in_huge_pages
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS, Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
@@ -86,15 +87,20 @@ class Holding:
     def set_state(self, name: str, state: Sequence[Tensor]) -> None:
         """Set a parameter's weight and optimizer state to what `state` returned for it, also on another node.
 
-        The weight is copied. The optimizer keeps and changes the other tensors where they are on its device.
+        Parameter and optimizer keep and change the tensors that are on the parameter's device, and of its dtype, where they are.
         """
         parameter = self.parameters[name]
         weight, *rest = state
-        parameter.copy_(weight.view_as(parameter))
+        parameter.data = weight.view_as(parameter).to(parameter)
         if rest and rest[-1]:
             *moments, step = (some.to(parameter.device) for some in rest)
             by_kind = zip(MOMENTS, (some.view_as(parameter) for some in moments), strict=True)
             self._adamw.state[parameter] = {_STEP: step.reshape(()), **dict(by_kind)}
+
+
+def copies_of(state: Sequence[Tensor]) -> list[Tensor]:
+    """Return a copy of a parameter's state, for another holding."""
+    return [empty_in_huge_pages(len(part), part.device).copy_(part) for part in state]
 
 
 def state_lengths(model: MultimodalModel, topology: PipelineTopology) -> dict[str, Sequence[int]]:
