@@ -135,7 +135,7 @@ def test_redis_is_reached_by_the_reorder_service_alone() -> None:
 
 
 def test_redis_speaks_tls_only_to_those_with_papers() -> None:
-    (redis,) = [document for document in read(BASE) if named(document) == "StatefulSet headrace-redis"]
+    (redis,) = [document for document in read(BASE) if named(document) == "StatefulSet/headrace-redis"]
     (pod,) = pod_specs(redis)
     (container,) = pod["containers"]
     words = container["args"]
