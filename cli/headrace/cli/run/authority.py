@@ -142,9 +142,8 @@ def make_papers(
     authority, is_new = open_authority(folder / "authority", now)
     yield Made(folder=folder / "authority", until=authority.certificate.not_valid_after_utc, is_new=is_new)
     hosts = [*store_hosts] or _hosts(folder / STORE_FOLDER)
-    wanted = {name: (dns_name, []) for name, dns_name in FOLDERS.items()} | ({STORE_FOLDER: (STORE, hosts)} if hosts else {})
-    for name, (dns_name, further) in wanted.items():
-        papers = folder / name
+    for name, dns_name in (FOLDERS | ({STORE_FOLDER: STORE} if hosts else {})).items():
+        papers, further = folder / name, hosts if name == STORE_FOLDER else []
         until = None if renew else _still_good(papers, {dns_name, *further}, authority, now)
         if until is None:
             chain, key = authority.certify(dns_name, now, timedelta(days=days), further)
