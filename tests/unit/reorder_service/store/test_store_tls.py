@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from headrace.errors import UserError
 from headrace.identity import AUTHORITIES, CHAIN, KEY
 from headrace.reorder_service.store.state import StateStore
+from headrace.reorder_service.store.store_url import is_in_the_clear
 from tests.papers import make_cluster_papers
 from tests.redis_server import RedisServer
 
@@ -125,3 +127,40 @@ async def test_a_user_who_may_not_read_the_store_is_told_the_rights(server: Redi
         client.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~other:*", "+@all")
     with pytest.raises(UserError, match=r"forbids its user what a store needs .*: give the user ~headrace:\* "):
         await StateStore.open(f"redis://narrow:secret@127.0.0.1:{server.port}/0")
+
+
+@pytest.mark.parametrize(
+    ("url", "in_the_clear"),
+    [
+        ("redis://127.0.0.1:6379/0", False),
+        ("redis://localhost", False),
+        ("redis://[::1]:6379", False),
+        ("redis://[::1]/0", False),
+        ("redis://headrace:p%40ss@10.0.0.1:6379/0", True),
+        ("redis://store.example.org", True),
+        ("rediss://store.example.org:6380/0", False),
+        ("sentinel://127.0.0.1:26379,127.0.0.1:26380/name/0", False),
+        ("sentinel://:secret@127.0.0.1:26379,10.0.0.2:26379/name/0", True),
+        ("embedded:store", False),
+    ],
+)
+def test_what_leaves_the_machine_without_tls_is_known(url: str, in_the_clear: bool) -> None:
+    assert is_in_the_clear(url) is in_the_clear
+
+
+async def test_a_store_beyond_loopback_without_tls_is_warned_of(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def found(host: str, *rest: object, **more: object) -> object:
+        return real("127.0.0.1" if host == "store" else host, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    store = await StateStore.open(f"redis://store:{server.port}/0")
+    await store.close()
+    (line,) = [line for line in caplog.messages if "not encrypted" in line]
+    assert f"store=redis://store:{server.port}/0 remedy=" in line
+    caplog.clear()
+    await (await StateStore.open(server.url)).close()
+    assert not [line for line in caplog.messages if "not encrypted" in line]
