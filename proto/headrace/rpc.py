@@ -23,7 +23,7 @@ from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.handshake import tls_mismatch
 from headrace.health_service import HealthService
 from headrace.identity import REORDER, Identity, Papers, channel_options, identity
-from headrace.leader_channel import LeaderChannel, look_up_async
+from headrace.leader_channel import LeaderChannel, look_up_async, unknown_hosts
 from headrace.renewing_channel import RenewingChannel
 from headrace.token_folder import TokenFolder
 
@@ -368,6 +368,9 @@ def _absence(endpoint: str, tls: str | Path | None) -> str:
             except grpc.RpcError as err:
                 if err.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a preprocessor's token may not ask for jobs
                     return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
+    if unknown := unknown_hosts(endpoint.split(",")):
+        named = f"no host name {' or '.join(map(repr, unknown))} is known to this machine"
+        return f"no reorder service answers at {endpoint}: {named}; mend its spelling, or what DNS or /etc/hosts say of it"
     return f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.endpoint import add_doors, add_endpoint
-from headrace.cli.log_format import add_log_format
+from headrace.cli.log_format import add_log_format, add_metrics
 from headrace.cli.ray_engine.ray_options import add_engine, ray_settings
 from headrace.cli.run.memory import usable_memory
 from headrace.cli.run.processors import usable_processors
@@ -122,12 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_doors(doors, "train, of those that fetch payload here")
     telling = parser.add_argument_group("log and metrics")
     add_log_format(telling)
-    telling.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
-    )
+    add_metrics(telling)
     add_engine(parser)
 
 

@@ -47,6 +47,17 @@ def read(step: Step) -> list[int]:
     return [i for microbatch in step for i in microbatch.data.sample_ids.tolist()]
 
 
+def test_what_the_job_says_is_known_once_the_loader_is_open(world: Any) -> None:
+    loader = connect(world)
+    for name in ("spec", "vocabulary"):
+        with pytest.raises(AttributeError, match=rf"loader\.{name} .* inside of `with loader:`, or call loader\.open\(\) before"):
+            getattr(loader, name)
+    with pytest.raises(AttributeError, match="has no attribute 'specs'"):
+        getattr(loader, "specs")  # noqa: B009
+    with loader:
+        assert loader.spec.name == "job"
+
+
 def test_steps_come_in_order_though_their_plans_do_not(world: Any) -> None:
     for index in (1, 0, 2):
         world.step(index)
