@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.admission import LARGEST_REQUEST_BYTES, Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
 from headrace.cluster_token import cluster_token, validated_token
+from headrace.endpoint_form import check_endpoint as check_endpoint
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.handshake import tls_mismatch
 from headrace.health_service import HealthService
@@ -100,14 +101,6 @@ SERVER_OPTIONS = [
 
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def check_endpoint(endpoint: str) -> str:
-    """Return `endpoint` unchanged if it has the form HOST:PORT. Raises EndpointError otherwise."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or "/" in host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
-    return endpoint
 
 
 def channel(endpoint: str, *, token: str | None = None, tls: str | Path | None = None, server: str = REORDER) -> grpc.Channel:

@@ -22,7 +22,7 @@ from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, FSDP_ST
 from headrace.source_spec import SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
-from headrace.user_document import SpecSection, parse_json
+from headrace.user_document import SpecSection, naming, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
 from headrace.validation_spec import SetName, ValidationSpec, check_names
@@ -338,4 +338,6 @@ def load_spec_json(text: str) -> JobSpec:
 
 def load_spec_yaml(path: Path) -> JobSpec:
     """Return the job spec in a YAML file. Raises SpecError if the file cannot be read or is not valid."""
-    return parse_spec(read_yaml(path, "job spec"))
+    document = read_yaml(path, "job spec")
+    with naming(path):
+        return parse_spec(document)

@@ -136,7 +136,7 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "a topology is a mapping of fields, got list"),
+        ([], "a topology is a mapping of fields, lines such as `field: value`; got a list"),
         ({}, "units: is required"),
         ({"units": {}}, "units: must name 'llm', got none: add it"),
         ({"units": {"vision": {}}}, "units: must name 'llm', got vision: add it"),

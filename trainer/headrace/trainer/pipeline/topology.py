@@ -30,6 +30,7 @@ from headrace.spec import JobSpec, parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.slice_width import check_width
+from headrace.user_document import naming
 
 ENCODER = "encoder"
 """Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
@@ -390,7 +391,8 @@ def load_topology_yaml(path: Path, job: JobSpec | None = None) -> PipelineTopolo
     document = read_yaml(path, "topology")
     if job is not None and isinstance(document, dict) and "units" not in document:
         document = {**PipelineTopology.of_job(job).model_dump(), **document}
-    return parse(PipelineTopology, document, "topology")
+    with naming(path):
+        return parse(PipelineTopology, document, "topology")
 
 
 def _in_words(value: object) -> str:
