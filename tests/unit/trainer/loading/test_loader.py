@@ -58,6 +58,15 @@ def test_what_the_job_says_is_known_once_the_loader_is_open(world: Any) -> None:
         assert loader.spec.name == "job"
 
 
+def test_a_job_that_is_over_says_why_there_is_no_step(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world.end()
+    with connect(world) as loader:
+        assert list(loader) == []
+    assert (
+        "no step is left of the job, which `headrace job reset NAME --step 0` begins anew job=job committed=0" in caplog.messages
+    )
+
+
 def test_steps_come_in_order_though_their_plans_do_not(world: Any) -> None:
     for index in (1, 0, 2):
         world.step(index)
