@@ -83,3 +83,8 @@ def test_an_address_that_is_none(
         monkeypatch.delenv(name, raising=False)
     said = answer(capsys, *command, endpoint)
     assert f"endpoint '{endpoint}' is not HOST:PORT, for example 127.0.0.1:7070{why}" in said
+
+
+@pytest.mark.parametrize("option", ["--threads", "--budget-mib", "--decode-mib", "--cache-gib"])
+def test_an_amount_that_is_none(capsys: pytest.CaptureFixture[str], option: str) -> None:
+    assert f"headrace preprocessor: {option} must be at least 1, got -1" in answer(capsys, "preprocessor", option, "-1")

@@ -213,4 +213,4 @@ def _told(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise UserError(f"cannot write {err.filename2 or err.filename or folder}: {err.strerror}") from err
+        raise UserError(f"cannot write {err.filename2 or err.filename or folder}: {err.strerror}; name another folder") from err

@@ -141,8 +141,9 @@ def run(args: argparse.Namespace) -> int:
     from headrace.token_folder import TokenFolder
 
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
-    if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
-        raise UserError("--threads, --budget-mib, --decode-mib and --cache-gib must be at least 1")
+    amounts = {"threads": args.threads, "budget-mib": args.budget_mib, "decode-mib": decode_mib, "cache-gib": args.cache_gib}
+    if wrong := next((f"--{option} must be at least 1, got {amount:g}" for option, amount in amounts.items() if amount < 1), ""):
+        raise UserError(wrong)
     for endpoint in filter(None, (*args.endpoint.split(","), args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
     if args.flight_port is not None and not 0 <= args.flight_port <= 65535:
