@@ -12,7 +12,7 @@ from typing import TypeVar
 from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.measured import MeasuredWork
-from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.quarantine import Rejected, refusal
 from headrace.sample import Probe, SampleRef
 from headrace.schedule import Kind
@@ -149,8 +149,16 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
     def planned(unit: str, of_unit: Sequence[tuple[int, ...]], stages: int) -> sessions_pb2.PlannedUnit:
         ids = [sample - first_sample for sample in chain.from_iterable(of_unit)]
         return sessions_pb2.PlannedUnit(
-            unit=unit, stages=stages, counts=map(len, of_unit), samples=ids, seconds=seconds(unit, of_unit)
+            unit=unit,
+            stages=stages,
+            counts=map(len, of_unit),
+            samples=ids,
+            seconds=seconds(unit, of_unit),
+            degrees=[plan.degrees.get(sample, 1) for sample in chain.from_iterable(of_unit)] if shares(unit) else (),
         )
+
+    def shares(unit: str) -> bool:
+        return unit == LLM and bool(plan.degrees)
 
     def seconds(unit: str, of_unit: Sequence[tuple[int, ...]]) -> list[float]:
         of_samples = plan.forward_s.get(unit, {})
@@ -194,6 +202,12 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
             unit.unit: dict(zip(chain.from_iterable(samples[unit.unit]), unit.seconds, strict=True))
             for unit in message.units
             if unit.seconds
+        },
+        degrees={
+            sample: degree
+            for unit in message.units
+            for sample, degree in zip(chain.from_iterable(samples[unit.unit]), unit.degrees, strict=False)
+            if degree > 1
         },
     )
 

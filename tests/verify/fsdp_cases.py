@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from headrace.block_distribution import BLOCK as PLANNED_BLOCK
 from headrace.model_shape import ModelShape
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
@@ -29,6 +30,9 @@ MODALITIES = (("vision",), ("audio",), ("vision", "audio"))
 STRATEGIES = ("random", "llm-only", "orchmllm")
 FROZEN_SETS = tuple(name for name in FROZEN if "generator" not in name)
 MICROBATCHES = (1, 2)
+DEGREES: tuple[int | Literal["auto"], ...] = (2, 4, "auto")
+BLOCK = 8
+"""Tokens of the blocks by which ranks share sequences: those of these samples are short."""
 BOTH = MODALITIES[-1]
 STEPS = 2
 LEARNING_RATE = 1e-3
@@ -59,12 +63,14 @@ class FsdpCase:
     """Of each unit; 0: as in the pipelines' cases."""
     form: Form = "no_padding"
     """Of all units: what `orchmllm` balances, and how their layers run."""
+    cp: int | Literal["auto"] = 1
+    """How many ranks share each sequence of the LLM."""
 
     def __str__(self) -> str:
         others = [self.form * (self.form != "no_padding"), self.moved]
         others += [f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
         others += [f"shards of {self.shard_ranks}" * bool(self.shard_ranks), "recomputed" * self.checkpointing]
-        others += ["clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
+        others += [f"cp {self.cp}" * (self.cp != 1), "clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
         first = f"{self.ranks} ranks, {'+'.join(self.encoders)}, {self.frozen}, {self.strategy}, K {self.microbatches}"
         return ", ".join([first, *filter(None, others)])
 
@@ -92,8 +98,10 @@ class FsdpCase:
         topology = Topology(replicas=self.ranks, microbatches=self.microbatches, stages=dict.fromkeys(self.units, 1))
         ids = np.array([row["sample_id"] for row in rows])
         forms = PostBalancing(forms=dict.fromkeys(self.units, self.form), quadratic=0.5)
-        execution = Execution(may_cross_replicas=True, colocated="phases", post_balancing=forms)
-        plan = make_plan(self.strategy, ids, costs_of(rows, self.units), topology, seed=step, execution=execution)
+        execution = Execution(may_cross_replicas=True, colocated="phases", post_balancing=forms, cp=self.cp)
+        tokens = np.array([len(row["input_ids"]) for row in rows]) * (PLANNED_BLOCK // BLOCK)
+        costs = costs_of(rows, self.units)
+        plan = make_plan(self.strategy, ids, costs, topology, seed=step, execution=execution, tokens=tokens)
         return _moved(plan, self.moved, step) if self.moved else plan
 
     def sample_ids(self, step: int) -> list[int]:
@@ -119,6 +127,23 @@ def every_fsdp_case() -> list[FsdpCase]:
         *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, checkpointing=True, form=form) for form in FORMS),
         *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, dropout=0.2, form=form) for form in FORMS),
         FsdpCase(2, BOTH, "all learn", "orchmllm", 2, max_grad_norm=0.1),
+        *shared_cases(),
+    ]
+
+
+def shared_cases() -> list[FsdpCase]:
+    """Ranks that share sequences: any number of them for each, or the same for all, beside every other choice."""
+    few = 5  # of which the longest take more than an even share
+    whole = FsdpCase(4, BOTH, "all learn", "orchmllm", 1, few, cp="auto")
+    return [
+        *(replace(whole, frozen=frozen, microbatches=k, cp=cp) for frozen in FROZEN_SETS for k in MICROBATCHES for cp in DEGREES),
+        *(replace(whole, encoders=encoders, cp=cp, samples=9) for encoders in MODALITIES[:2] for cp in DEGREES),
+        *(replace(whole, refused=count, cp=cp) for count in (1, 4) for cp in DEGREES),
+        *(replace(whole, form="third", checkpointing=True, cp=cp) for cp in DEGREES),
+        *(replace(whole, dropout=0.2, microbatches=2, cp=cp) for cp in DEGREES),
+        *(replace(whole, shard_ranks=2, cp=cp) for cp in DEGREES),
+        replace(whole, samples=2, microbatches=2),
+        replace(whole, strategy="auto", max_grad_norm=0.1),
     ]
 
 

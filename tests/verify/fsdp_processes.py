@@ -30,7 +30,7 @@ from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult, make_optimizer
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, VOCAB, enlarge, whole_model
-from tests.verify.fsdp_cases import LEARNING_RATE, SEED, STEPS, FsdpCase, packed_rows
+from tests.verify.fsdp_cases import BLOCK, LEARNING_RATE, SEED, STEPS, FsdpCase, packed_rows
 from tests.verify.processes import Processes
 
 MOST_RANKS = 4
@@ -138,18 +138,21 @@ def model_of(case: FsdpCase, topology: PipelineTopology, mesh: DeviceMesh) -> Or
         roots,
         llm,
         mesh=mesh,
-        spec=spec_of(case.units),
+        spec=spec_of(case.units, case.ranks, case.cp),
         vocabulary=VOCABULARY,
         mp_policy=policy if case.dtype != "float32" else None,
         dtype=dtype,
+        block=BLOCK,
     )
 
 
 VOCABULARY = Vocabulary(size=VOCAB, image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
 
 
-def spec_of(units: tuple[str, ...]) -> JobSpec:
-    document = {"name": "j", "sources": [{"path": "/d"}], "topology": {"stages": dict.fromkeys(units, 1)}}
+def spec_of(units: tuple[str, ...], ranks: int = 1, cp: int | str = 1) -> JobSpec:
+    topology, shared = {"replicas": ranks, "stages": dict.fromkeys(units, 1)}, {"llm": {"cp": cp}}
+    execution = {"trainer": "fsdp", "units": shared}
+    document = {"name": "j", "sources": [{"path": "/d"}], "topology": topology, "execution": execution}
     return parse_spec(document).model_copy(update={"image": IMAGE, "audio": AUDIO})
 
 

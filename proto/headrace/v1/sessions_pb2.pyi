@@ -136,18 +136,20 @@ class WholePlan(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., dealt: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., in_flight: _Optional[int] = ...) -> None: ...
 
 class PlannedUnit(_message.Message):
-    __slots__ = ("unit", "stages", "counts", "samples", "seconds")
+    __slots__ = ("unit", "stages", "counts", "samples", "seconds", "degrees")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEGREES_FIELD_NUMBER: _ClassVar[int]
     unit: str
     stages: int
     counts: _containers.RepeatedScalarFieldContainer[int]
     samples: _containers.RepeatedScalarFieldContainer[int]
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    degrees: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., degrees: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
     __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "packs", "sources")

@@ -16,6 +16,7 @@ from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.page.answers import encoded
 from headrace.reorder_service.page.job_views import figure
 from headrace.reorder_service.planning.batch import Batch, Slots, make_batch, slots_of
+from headrace.reorder_service.planning.sequence_degrees import degrees_of
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
 from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES, phase_loads
 from headrace.reorder_service.planning.simulation.shared_ranks import simulate_shared
@@ -98,6 +99,7 @@ def _rows(step: PlannedStep, plan: StepPlan, formation: Formation | None, spec: 
         execution=execution if formation is None else for_pipelines(execution),
         transfer_bytes=step.transfer_bytes or None,
     )
+    batch = replace(batch, degrees=degrees_of(plan, step.sample_ids))
     slots = slots_of(plan, step.sample_ids)
     if formation is not None:
         filled = np.unique(slots[0] // topology.microbatches).tolist()

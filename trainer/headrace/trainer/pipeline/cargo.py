@@ -28,6 +28,8 @@ class Cargo:
     """By upstream unit: see `unit_exchange.orders_of`."""
     leaving: Sequence[Exchange] = ()
     """Exchanges with the downstream unit; empty except on the unit's last stage."""
+    num_made: int = 0
+    """Number of rows that the unit makes for the downstream unit; 0 except on the unit's last stage."""
 
     @property
     def num_rows(self) -> int:
@@ -60,8 +62,8 @@ class CargoMaker:
         if not inputs[0].num_rows:
             return Cargo(inputs=inputs, orders={})
         arriving = self._arriving(routes, portion, data) if self._is_first else ()
-        leaving = self._leaving(routes, portion, data) if self._is_last else ()
-        return Cargo(inputs=inputs, arriving=arriving, orders=orders_of(arriving), leaving=leaving)
+        leaving, made = self._leaving(routes, portion, data) if self._is_last else ((), 0)
+        return Cargo(inputs=inputs, arriving=arriving, orders=orders_of(arriving), leaving=leaving, num_made=made)
 
     def feed(self, routes: Routes, data_of: Callable[[Portion], PackedMicrobatch]) -> Feed:
         """Return a feed of data that are on the host, which makes the cargo of a portion when the stage asks for it."""
@@ -74,6 +76,8 @@ class CargoMaker:
         ranges = {unit: row_ranges(data, self._chunks[0].input_token_counts(unit, data)) for unit in units}
         return self._exchanges.arriving(handovers, ranges)
 
-    def _leaving(self, routes: Routes, portion: Portion, data: PackedMicrobatch) -> Sequence[Exchange]:
-        handovers = routes.out_of(portion)
-        return self._exchanges.leaving(handovers, row_ranges(data, self._chunks[-1].token_counts(data))) if handovers else ()
+    def _leaving(self, routes: Routes, portion: Portion, data: PackedMicrobatch) -> tuple[Sequence[Exchange], int]:
+        if not (handovers := routes.out_of(portion)):
+            return (), 0
+        counts = self._chunks[-1].token_counts(data)
+        return self._exchanges.leaving(handovers, row_ranges(data, counts)), int(counts.sum())
