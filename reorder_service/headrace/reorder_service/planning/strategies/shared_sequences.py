@@ -21,7 +21,7 @@ from headrace.reorder_service.planning.sequence_degrees import in_parts, most_de
 from headrace.reorder_service.planning.strategies.colocated import level
 
 _LIMITS = (1, 2, 3, 4)  # parts of a rank's even share that are tried as limits
-_GOOD = 1e-2  # a step is good that exceeds the even shares by no more than this share
+_WORTH_PARTING = 2e-2  # by how much smaller parts, whose exchanges are not counted, have to shorten the step
 _SLACK = 1e-9  # of a limit, by which rounding may exceed it
 
 
@@ -42,9 +42,9 @@ def with_degrees(batch: Batch) -> Batch:
         needed = np.ceil(seconds * parts / share - _SLACK).astype(np.int64)
         tried = replace(batch, degrees=np.clip(needed, 1, most))
         step_s = _step_seconds(tried, seconds)
-        if step_s < least:
+        if step_s < least * (1.0 - _WORTH_PARTING):
             best, least = tried, step_s
-        if least <= share * batch.topology.microbatches * (1.0 + _GOOD):
+        if least * (1.0 - _WORTH_PARTING) <= share * batch.topology.microbatches:
             break
     return best
 
