@@ -286,6 +286,15 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
         raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
 
 
+def check_uncut(units: Mapping[str, UnitExecution]) -> None:
+    """Raise ValueError for units of pipelines whose sequences are to be cut."""
+    for unit, size in units.items():
+        if size.cp != 1:
+            raise ValueError(
+                f"unit {unit!r} has cp {size.cp}, but pipelines do not share sequences: take it away, or take FSDP ranks"
+            )
+
+
 def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, places: Mapping[str, int]) -> None:
     """Raise ValueError where units cannot share ranks as they say.
 

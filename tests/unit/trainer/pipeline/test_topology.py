@@ -141,7 +141,11 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ({"units": {}}, "units: must name 'llm', got none: add it"),
         ({"units": {"vision": {}}}, "units: must name 'llm', got vision: add it"),
         ({"units": {"llm": {"tp": 0}}}, "units.llm.tp: must be greater than or equal to 1, got 0"),
-        ({"units": {"llm": {"cp": 2}}}, "units.llm.cp: there is no such field, got 2"),
+        ({"units": {"llm": {"ep": 2}}}, "units.llm.ep: there is no such field, got 2"),
+        (
+            {"units": {"llm": {"cp": 2}}},
+            "topology: unit 'llm' has cp 2, but pipelines do not share sequences: take it away, or take FSDP ranks",
+        ),
         (
             {"units": {"llm": {"frozen_projector": True}}},
             "topology: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",

@@ -112,8 +112,10 @@ class OrchestratedModel(nn.Module):
             raise UserError("every parameter of encoders and LLM is frozen: let one of them learn (requires_grad, frozen: false)")
         check_alike({"frozen units": self.learns}, self.group, self.device)
         for root in self.units.values():
+            outside = root.outside_shards()
             for part in (*root.shards, root):
-                fully_shard(part, mesh=mesh, mp_policy=mp_policy or MixedPrecisionPolicy())
+                ignored = None if part is root else outside
+                fully_shard(part, mesh=mesh, mp_policy=mp_policy or MixedPrecisionPolicy(), ignored_params=ignored)
         self.sharded = {root.whole_name(name): p for root in self.units.values() for name, p in root.named_parameters()}
         """The parameters, sharded, by the names that they have in a checkpoint of any trainer."""
         self.exchanged = ExchangedBytes()

@@ -22,7 +22,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_units
+from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_uncut, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
@@ -100,10 +100,7 @@ class PipelineTopology(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
-        if shared := [unit for unit, size in self.units.items() if size.cp != 1]:
-            raise ValueError(
-                f"unit {shared[0]!r} has cp, but pipelines do not share sequences: take it away, or train with --fsdp"
-            )
+        check_uncut(self.units)
         check_units(self.units, self.stages, self.chunks, self.schedule)
         check_sharing(self.units, self.sharing, {unit: size.num_places for unit, size in self.units.items()})
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
