@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,6 +62,17 @@ def test_parts_cover_the_plan_and_are_no_larger_than_asked(part_samples: int) ->
         for k, microbatch in enumerate(replica):
             ids = [s.sample_id for p in step.parts.values() if (p.replica, p.microbatch) == (r, k) for s in p.samples]
             assert sorted(ids) == sorted(microbatch.sample_ids)
+
+
+def test_each_rank_that_shares_a_sample_is_told_of_its_part() -> None:
+    step = make_step(replicas=3, part_samples=1)
+    assert step.plan is not None
+    shared = PlannedStep(index=0, refs=step.refs, probes=step.probes)
+    shared.cut(replace(step.plan, degrees={2: 2}), part_samples=1, ticket=lambda part: f"job/{part}")
+    there = {place: {s.sample_id for p in parts for s in p.samples} for place, parts in shared.parts_at.items()}
+    before = {place: {s.sample_id for p in parts for s in p.samples} for place, parts in step.parts_at.items()}
+    assert before["llm", 1] >= {2}
+    assert there == {**before, ("llm", 2): before["llm", 2] | {2}}, "encoders have what they had"
 
 
 @pytest.mark.parametrize("part_samples", [1, 3, 16])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Self
 
 import numpy as np
@@ -35,7 +36,7 @@ class PlannedAttention:
 
     parts: tuple[GatheredAttention | PackedSequences, ...]
     members: tuple[tuple[int, ...], ...]
-    """The ranks that share each of them."""
+    """The ranks that share the sequences of each of them."""
 
     def joined(self, groups: Groups) -> AttentionBySequence:
         """Return it with its groups."""
@@ -51,7 +52,7 @@ class PlannedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SequenceRows:
-    """The rows that one rank has of a microbatch, of each sample some."""
+    """The rows that one rank has of a microbatch."""
 
     places: Tensor
     """(T_r,) int64: their rising places in the microbatch."""
@@ -65,30 +66,33 @@ class SequenceRows:
     ) -> Self:
         """Make those of rank `rank`, on the host. All ranks have the samples that they share in the same order.
 
-        cu_seqlens: (n + 1,) offsets of the samples. members: the rising ranks that share each sample, `rank` among them.
-        Raises UserError for a sample with fewer blocks than ranks.
+        cu_seqlens: (n + 1,) offsets of the samples. members: the rising ranks that share each sample, `rank` among them. Samples
+        of the same ranks that follow each other are divided together: they exchange keys and values at once, and a rank may have
+        nothing of some of them. Raises UserError where they have fewer blocks than ranks.
         """
-        bounds = cu_seqlens.tolist()
-        places, counts = list[np.ndarray](), list[int]()
+        bounds = cu_seqlens.numpy().astype(np.int64)
+        places, counts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         parts, sharing = list[GatheredAttention | PackedSequences](), list[tuple[int, ...]]()
-        alone: list[int] = []  # lengths of the samples that follow each other and are on this rank alone
-        for first, end, ranks in zip(bounds[:-1], bounds[1:], members, strict=True):
-            own = np.arange(end - first)
+        begin = 0
+        for ranks, samples in groupby(tuple(several) for several in members):
+            end = begin + len(list(samples))
+            offsets = bounds[begin : end + 1] - bounds[begin]
             if len(ranks) == 1:
-                alone.append(end - first)
+                own = np.arange(offsets[-1])
+                parts.append(PackedSequences(segments=Segments.of(torch.from_numpy(offsets.astype(np.int32)))))
             else:
-                _end_run(alone, parts, sharing)
-                mask = AttentionMask(fields=np.full(end - first, text_field(1), np.int64))
-                shares, index = TokenShares.of(mask, len(ranks), block=block), list(ranks).index(rank)
+                fields = [text_field(number) for number in range(1, end - begin + 1)]
+                mask = AttentionMask(fields=np.repeat(np.array(fields, np.int64), np.diff(offsets)))
+                shares, index = TokenShares.of(mask, len(ranks), block=block), ranks.index(rank)
                 own = shares.places(index)
                 parts.append(GatheredAttention.of(mask, shares, None, rank=index, heads_at_once=heads_at_once))
-                sharing.append(tuple(ranks))
-            places.append(first + own)
-            counts.append(len(own))
-        _end_run(alone, parts, sharing)
+            sharing.append(ranks)
+            places.append(bounds[begin] + own)
+            counts.append(np.diff(np.searchsorted(own, offsets)))
+            begin = end
         return cls(
-            places=torch.from_numpy(np.concatenate([np.empty(0, np.int64), *places])),
-            counts=torch.tensor(counts, dtype=torch.int64),
+            places=torch.from_numpy(np.concatenate(places)),
+            counts=torch.from_numpy(np.concatenate(counts)),
             attention=PlannedAttention(parts=tuple(parts), members=tuple(sharing)),
         )
 
@@ -107,10 +111,3 @@ class SequenceRows:
     def among(self, places: Tensor) -> Tensor:
         """Return which of some rising places (t,) in the microbatch are of these rows: their indices, int64."""
         return torch.isin(places, self.places, assume_unique=True).nonzero().squeeze(1)
-
-
-def _end_run(alone: list[int], parts: list[GatheredAttention | PackedSequences], sharing: list[tuple[int, ...]]) -> None:
-    if alone:
-        parts.append(PackedSequences(segments=Segments.of(cumulative(torch.tensor(alone)))))
-        sharing.append(())
-        alone.clear()

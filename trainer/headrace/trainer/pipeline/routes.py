@@ -167,9 +167,15 @@ def _places(plan: StepPlan, unit: str, replicas: int) -> dict[int, _Place]:
 
 
 def _portions(unit: str, places: Mapping[int, _Place], back: Mapping[int, int], sharers: Mapping[int, range]) -> list[Portion]:
-    """Return the portions of a unit. Samples that several replicas share come first, in one order on all of them."""
+    """Return the portions of a unit. Samples that several replicas share come first, those of the same replicas together, in one
+    order on all of them: so these meet in their exchanges."""
     samples: dict[tuple[int, int, int], list[int]] = {}
-    for sample in sorted(places, key=lambda sample: sample not in sharers) if sharers else places:
+
+    def order(sample: int) -> tuple[int, int, int]:
+        several = sharers.get(sample)
+        return (1, 0, 0) if several is None else (0, several.start, several.stop)
+
+    for sample in sorted(places, key=order) if sharers else places:
         place = places[sample]
         for replica in sharers.get(sample, (place.replica,)):
             samples.setdefault((replica, place.microbatch, back[sample]), []).append(sample)
