@@ -18,6 +18,7 @@ from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session, S
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import Probe, SampleRef
 from headrace.spec import parse_spec
+from headrace.v1 import sessions_pb2
 from tests.unit.reorder_service.job_world import told_by
 
 SHAPE = {"encoder": 1, "llm": 1}
@@ -73,6 +74,13 @@ def test_each_rank_that_shares_a_sample_is_told_of_its_part() -> None:
     before = {place: {s.sample_id for p in parts for s in p.samples} for place, parts in step.parts_at.items()}
     assert before["llm", 1] >= {2}
     assert there == {**before, ("llm", 2): before["llm", 2] | {2}}, "encoders have what they had"
+    for named in (True, False):
+        told, sessions = list[str](), Sessions("job")
+        for rank in range(3):
+            session = sessions.open(rank, 3, 3, [rank] if named else ())
+            [event] = sessions_pb2.PlanEvents.FromString(plan_events(EventBatch([shared]), session)).events
+            told += [ticket for microbatch in event.plan.microbatches for ticket in microbatch.tickets]
+        assert len(told) == len(set(told)) + named == 8 + named, "a loader that names no replicas gets whole samples"
 
 
 @pytest.mark.parametrize("part_samples", [1, 3, 16])
