@@ -49,6 +49,11 @@ class LocalServices:
         ]
         return cls(endpoint=endpoint, _reorder=reorder, _preprocessors=children)
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the reorder service, and then of the preprocessors."""
+        return tuple(process.pid for process in (self._reorder, *self._preprocessors))
+
     def await_preprocessors(self) -> None:
         """Wait until every preprocessor listens. Raises HeadraceError for one that does not start."""
         for process in self._preprocessors:
