@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from check_protocol import CheckError, Protocol, expect
+from check_store import check_store
 from engine import (
     BASE,
     BUILD_S,
@@ -55,6 +56,7 @@ PAPERS = {
     "reorder": ["ca.crt", "store-password", "tls.crt", "tls.key", "tokens"],
     "preprocessor": ["ca.crt", "tls.crt", "tls.key", "token", "tokens"],
     "trainer": ["ca.crt", "tls.crt", "tls.key", "token"],
+    "redis": ["ca.crt", "tls.crt", "tls.key", "users.acl"],
 }
 CONFINED = ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Memory", "PidsLimit")
 
@@ -106,6 +108,7 @@ def check_all(protocol: Protocol, folder: Path) -> None:
         check_images(protocol, compose)
         limit_s = check_demo(protocol, compose, folder)
         check_doors(protocol, compose, endpoint, folder)
+        check_store(protocol, compose)
         check_page(protocol, page, folder)
         check_outside(protocol, endpoint, folder, limit_s)
         check_loss_of_leader(protocol, compose, folder, limit_s)

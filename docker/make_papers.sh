@@ -5,7 +5,7 @@ set -eu
 umask 077
 cd /papers
 
-headrace certs /papers
+headrace certs /papers --store-host redis
 headrace tokens /papers/reorder/tokens
 cd reorder/tokens
 # The trainer submits the job that it trains.
@@ -21,5 +21,6 @@ cd /papers
 digest=$(tr -d '\n' <reorder/store-password | sha256sum | cut -d ' ' -f 1)
 # Nobody logs in as `default`. Redis 7 replays its log with the rights of that user, though, and drops transactions that these do not allow.
 printf 'user default off ~* &* +@all\nuser headrace on #%s ~* &* +@all\n' "$digest" >store/users.acl
-chmod 644 store/users.acl # read by another user; it holds the password's digest only
+# Read by another user, that of Redis, in a volume that no other container has. The users are told by the password's digest only.
+chmod 644 store/users.acl store/tls.key
 chmod 755 store

@@ -72,7 +72,7 @@ def main() -> None:
                 num_targets += data.num_targets
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter.grad /= num_targets
+                    parameter.grad /= max(1, num_targets)
             optimizer.step()
             optimizer.zero_grad()
             loss_mean = loss_sum / max(1, num_targets)

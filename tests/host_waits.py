@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,8 @@ _READS = {"_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_selec
 """Operations that read values: to return them to the host, or to know the shape of their result."""
 _MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 """Operations that read values where an index is a mask."""
+_REPEATED = "repeat_interleave"
+"""An operation that reads values where it is not told how many rows the result has."""
 _TO_HOST = {Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__array__}
 _FROM_DATA = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor, Tensor.pin_memory}
 """Functions that make tensors of what Python has, or of other host memory."""
@@ -29,6 +32,7 @@ _TO = {Tensor.to, Tensor.cuda}
 """Functions that copy where they are told a device."""
 _FACTORIES = {torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, torch.rand, torch.randn, torch.randint}
 """Functions that make tensors on the host where they are told no device."""
+_WATCHED = _TO_HOST | _FROM_DATA | _TO | _FACTORIES
 
 
 def place_of(frame: FrameType | None) -> str:
@@ -47,14 +51,28 @@ def _is_ours(frame: FrameType | None) -> bool:
     return frame is not None and "/headrace/" in frame.f_code.co_filename
 
 
+@cache
+def _name(func: Any) -> str:
+    """The name of an operation that may read values; empty for all others."""
+    name: str = func.overloadpacket.__name__
+    return name if name in _READS | _MASKED | {_REPEATED} else ""
+
+
 class _Operations(TorchDispatchMode):
     def __init__(self, found: Counter[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False saves a call around each operation, which torch has lest it compiles what this does; nothing is compiled here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        name = func.overloadpacket.__name__
-        counts = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        name = _name(func)
+        if not name:
+            return func(*args, **(kwargs or {}))
+        counts = name == _REPEATED and (kwargs or {}).get("output_size") is None
         masked = name in _MASKED and any(
             isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
         )
@@ -72,6 +90,8 @@ class _Functions(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
+        if func not in _WATCHED:
+            return func(*args, **named)
         moves = func in _TO and any(isinstance(arg, torch.device | str) for arg in (*args[1:], named.get("device")))
         on_host = func in _FACTORIES and named.get("device") is None
         frame = sys._getframe(1)

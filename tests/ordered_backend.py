@@ -12,7 +12,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, group_end
+from headrace.trainer.pipeline.channels import ChannelEnd
 
 _TAG = 0
 
@@ -76,7 +76,6 @@ def _run(queue: SimpleQueue[_Operation]) -> None:
         queue.get().run()
 
 
-def ordered_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
-    """`group_end`, of a group that EMULATES one of NCCL."""
-    end = group_end(ranks, rank, device)
-    return end and end._replace(backend=cast(dist.ProcessGroup, OrderedBackend(end.backend)))
+def ordered(end: ChannelEnd) -> ChannelEnd:
+    """The end, of a group that EMULATES one of NCCL."""
+    return end._replace(backend=cast(dist.ProcessGroup, OrderedBackend(end.backend)))

@@ -16,9 +16,11 @@ from time import process_time
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from benchmarks.deployment.hosts import SHARE, hosts
-from benchmarks.deployment.hosts_fleet import PLAIN, Fleet, Papers, fleet
+from benchmarks.deployment.hosts_fleet import OTHERS_CORE, PLAIN, Fleet, Papers, fleet
+from benchmarks.deployment.links import Quality, links, told
 from benchmarks.preprocess.inputs import large_photos
 from benchmarks.preprocess.meter import Reading
+from benchmarks.preprocess.services import pin
 from benchmarks.preprocess.workload import SampleDecoder, captions, write_photos
 from benchmarks.report import RESULTS, Report, Rival, Row, Section, at_least
 from benchmarks.timing import progress
@@ -26,6 +28,8 @@ from benchmarks.timing import progress
 COUNTS = (1, 2, 4)
 PHOTOS, PHOTO_SHARDS = 1_600, 16
 ROUNDS, SECONDS = 5, 16.0  # a step of one host takes 2.5 s, and a turn is measured in whole ones
+QUALITY = Quality(delay_s=0.001, loss=0.001)
+"""Of the way between the trainer and each host."""
 LINEAR, ENCRYPTED = 0.95, 0.95
 CIPHERED_BYTES, CIPHERED_TIMES = 1 << 20, 300
 RAY_DATA = Rival(value=1.12 / 4, source="Ray Data, published: 1.12 x from 4 nodes")
@@ -38,7 +42,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where deployment.json goes")
     options = parser.parse_args()
     rounds, seconds = (1, 6.0) if options.quick else (ROUNDS, SECONDS)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as name, hosts(sum(COUNTS) + 1) as every:
+    number = sum(COUNTS) + 1
+    with (
+        tempfile.TemporaryDirectory(prefix="headrace-bench-") as name,
+        links(number, QUALITY) as between,
+        hosts(number, linked=True) as every,
+    ):
+        pin(between.pid, OTHERS_CORE)
         folder = Path(name)
         progress(f"writing {PHOTOS:,} photographs")
         write_photos(folder / "photos", PHOTOS, PHOTO_SHARDS)
@@ -53,11 +63,12 @@ def main() -> None:
                 running = fleet(folder / "photos", on, papers, folder / f"fleet-{label}", seconds=seconds)
                 fleets[label] = stack.enter_context(running)
             readings = _readings(fleets, rounds)
+        frames, lost = told(between)
     report = Report(
         benchmark="deployment",
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         quick=options.quick,
-        sections=[_scaling(readings), _encryption(readings)],
+        sections=[_scaling(readings, f"{lost:,} of {frames:,} frames were lost"), _encryption(readings)],
     )
     report.write(options.results / "deployment.json")
     report.show()
@@ -75,9 +86,9 @@ def _readings(fleets: Mapping[str, Fleet], rounds: int) -> dict[str, list[Readin
     return readings
 
 
-def _scaling(readings: Mapping[str, list[Reading]]) -> Section:
+def _scaling(readings: Mapping[str, list[Reading]], ways: str) -> Section:
     rates = {label: [_rate(reading) for reading in of] for label, of in readings.items()}
-    rows = [Row(name="one host", value=median(rates["1"]), unit="samples/s")]
+    rows = [Row(name="one host", value=median(rates["1"]), unit="samples/s", detail=ways)]
     for count in COUNTS[1:]:
         shares = [many / (count * one) for one, many in zip(rates["1"], rates[str(count)], strict=True)]
         rows.append(
@@ -90,8 +101,8 @@ def _scaling(readings: Mapping[str, list[Reading]]) -> Section:
             )
         )
     title = (
-        f"Preprocessors on hosts of {SHARE:g} of a core each (network namespaces with addresses of their own, without delay or "
-        "loss); by Arrow Flight, with mutual TLS and tokens"
+        f"Preprocessors on hosts of {SHARE:g} of a core each (network namespaces with addresses of their own, {QUALITY.words}); "
+        "by Arrow Flight, with mutual TLS and tokens"
     )
     return Section(title=title, rows=rows)
 

@@ -1,6 +1,6 @@
 """Hosts within this machine: network namespaces with addresses of their own, each held to a share of one core.
 
-They are joined by a bridge, which is this machine's end. There is no delay and no loss: that takes the kernel's netem.
+They are joined by a bridge, which is this machine's end, over links with delay and loss, or over plain pairs of devices.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.deployment.links import INNER, OUTER
 
 BRIDGE = "headrace0"
 BRIDGE_ADDRESS = "10.77.0.1"
@@ -39,8 +41,10 @@ class Host:
 
 
 @contextlib.contextmanager
-def hosts(number: int) -> Iterator[Sequence[Host]]:
+def hosts(number: int, *, linked: bool = False) -> Iterator[Sequence[Host]]:
     """Make so many hosts, and remove them at the end, also those that a killed run has left.
+
+    `linked`: the devices of `links` join them, as many as there are hosts; else they are joined without delay or loss.
 
     Raises PermissionError where this is not root with the kernel's cpu controller (cgroup v1).
     """
@@ -51,16 +55,19 @@ def hosts(number: int) -> Iterator[Sequence[Host]]:
         _ip("link", "add", BRIDGE, "type", "bridge")
         _ip("address", "add", f"{BRIDGE_ADDRESS}/24", "dev", BRIDGE)
         _ip("link", "set", BRIDGE, "up")
-        yield [_make(k) for k in range(number)]
+        yield [_make(k, linked=linked) for k in range(number)]
     finally:
         _remove()
 
 
-def _make(number: int) -> Host:
+def _make(number: int, *, linked: bool) -> Host:
     host = Host(name=f"{_PREFIX}{number}", address=f"10.77.0.{10 + number}")
-    outer = f"headrace-v{number}"
+    outer = f"{OUTER}{number}"
     _ip("netns", "add", host.name)
-    _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", host.name)
+    if linked:
+        _ip("link", "set", f"{INNER}{number}", "netns", host.name, "name", "eth0")
+    else:
+        _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", host.name)
     _ip("link", "set", outer, "master", BRIDGE, "up")
     _ip("-netns", host.name, "address", "add", f"{host.address}/24", "dev", "eth0")
     _ip("-netns", host.name, "link", "set", "eth0", "up")

@@ -15,7 +15,7 @@ from torch import nn
 
 from headrace.model_shape import MODEL_SHAPES, ModelShape, TransformerShape
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
-from headrace.sample import SCHEMA
+from headrace.sample import SCHEMA, UNIT_COLUMNS
 from headrace.spec import AudioSpec, ImageSpec, parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import MultimodalModel
@@ -149,7 +149,7 @@ def text_batch(lengths: Sequence[Sequence[int]], vocab_size: int) -> list[Packed
             row: dict[str, Any] = {name: [] for name in SCHEMA.names}
             rows.append(row | {"sample_id": number, "input_ids": tokens, "labels": tokens, "flags": 0})
             number += 1
-        batch.append(packed(rows, LLM))
+        batch.append(packed(rows, UNIT_COLUMNS[LLM]))
     return batch
 
 

@@ -1,8 +1,8 @@
 """A placement on this machine's cores, trained for real: the step that `headrace orchestrate` forecasts beside what steps take.
 
 Costs are measured by `headrace profile` first, as exactly as its times are to be known and beside another process, as trainers
-are. Then the written job is trained by the trainers of the written placement, one thread each, with a reorder service and a
-preprocessor beside them: what these take of the cores, nobody forecasts.
+are, and what services take of the cores by `headrace bench services`. Then the written job is trained by the trainers of the
+written placement, one thread each, with a reorder service and a preprocessor on the same cores.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CORES = 2
 LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8
 """Steps in which the job learns its costs, for its own forecasts, and steps behind them that are compared."""
 GOAL_PERCENT = 5.0
-WITHIN, PROFILE_S = 0.01, 60.0
+WITHIN, PROFILE_S, QUICK_PROFILE_S = 0.01, 60.0, 15.0
 """How exactly times are to be known, and the seconds after which they are taken as they are: of each unit's layers and stage."""
 _LONGEST_S = 600.0
 MACHINE = {
@@ -43,8 +43,10 @@ MACHINE = {
     "intra_node_bytes_per_s": 1e9,  # of gloo between two processes of one machine
     "inter_node_bytes_per_s": 1e9,
     "latency_s": 200e-6,
+    "cores_per_node": CORES,
+    "threads": 1,
 }
-"""Two cores as a cluster of two devices."""
+"""Two cores as a cluster of two devices, beside what services take of them."""
 
 
 def sections(*, quick: bool) -> Iterator[Section]:
@@ -54,7 +56,7 @@ def sections(*, quick: bool) -> Iterator[Section]:
 
 
 def _section(folder: Path, steps: int) -> Section:
-    placement = placed(folder)
+    placement = placed(folder, PROFILE_S if steps == STEPS else QUICK_PROFILE_S)
     progress(f"real run: {placement['processes']} trainers, {LEARN_STEPS + steps} steps")
     job = yaml.safe_load((folder / "plan" / JOB).read_text(encoding="utf-8")) | {"steps": LEARN_STEPS + steps}
     learnt_s, measured_s = trained(job, placement["processes"], folder)
@@ -84,20 +86,22 @@ def _section(folder: Path, steps: int) -> Section:
     return Section(title=title, rows=rows)
 
 
-def placed(folder: Path) -> dict[str, Any]:
-    """Profile the model and place it on this machine's cores; return the content of placement.json.
+def placed(folder: Path, profile_s: float) -> dict[str, Any]:
+    """Profile the model and the services, and place the model on this machine's cores; return the content of placement.json.
 
-    Raises RuntimeError where a command fails.
+    profile_s: for each of the model's units, layers and stage. Raises RuntimeError where a command fails.
     """
-    (folder / "machine.yaml").write_text(yaml.safe_dump(MACHINE), encoding="utf-8")
-    costs, out = folder / "costs.json", folder / "plan"
+    costs, out, data = folder / "costs.json", folder / "plan", str(example_data() / DATA)
+    progress("real run: services")
+    job = [data, "--max-pixels", str(MAX_PIXELS), "--global-batch", str(GLOBAL_BATCH)]
+    of_services = json.loads(_ran("services", ["bench", "services", *job, "--format", "json"], folder))["cluster"]
+    (folder / "machine.yaml").write_text(yaml.safe_dump(MACHINE | of_services), encoding="utf-8")
     progress(f"real run: profile of {MODEL}")
     profile = ["profile", MODEL, "--units", "vision,llm", "--threads", "1", "--vocab", str(VOCABULARY), "--out", str(costs)]
-    profile += ["--within", str(WITHIN), "--seconds", str(PROFILE_S), "--beside", str(CORES - 1)]
+    profile += ["--within", str(WITHIN), "--seconds", str(profile_s), "--beside", str(CORES - 1)]
     _ran("profile", [*profile, "--tokens", "16,32,64,128,256,512"], folder)
     place = [
-        "orchestrate", "--model", MODEL, "--data", str(example_data() / DATA), "--max-pixels", str(MAX_PIXELS),
-        "--cluster", str(folder / "machine.yaml"), "--coefficients", str(costs), "--global-batch", str(GLOBAL_BATCH),
+        "orchestrate", "--model", MODEL, "--data", *job, "--cluster", str(folder / "machine.yaml"), "--coefficients", str(costs),
         "--placements", "disaggregated", "--out", str(out),
     ]  # fmt: skip
     progress("real run: placement")
@@ -118,6 +122,9 @@ def trained(job: dict[str, Any], processes: int, folder: Path) -> tuple[list[flo
         return step_times(running.reorder_log, name, LEARN_STEPS)
 
 
-def _ran(name: str, arguments: list[str], folder: Path) -> None:
+def _ran(name: str, arguments: list[str], folder: Path) -> str:
+    """Run a command of `headrace` to its end; return the last line that it printed."""
     with ProcessGroup() as group:
-        await_end([group.add(Process(name, arguments, folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))], _LONGEST_S)
+        process = group.add(Process(name, arguments, folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))
+        await_end([process], _LONGEST_S)
+        return process.last_lines(1)[0]

@@ -16,6 +16,7 @@ from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.errors import HeadraceError
 from headrace.model_shape import MODEL_SHAPES, TransformerShape
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import decoder_blocks
@@ -113,7 +114,7 @@ def _kept_by_further_microbatches(*, frozen: bool) -> float:
     cuts = bounds(topology, WIDE, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)["llm"]
     make, place, cpu = partial(whole_model, WIDE), Place("llm", 0, 0, 0), torch.device("cpu")
     (stage,) = build_stages(make, topology, place, cuts, seed=1, device=cpu, slices=None, dtype=torch.bfloat16)
-    batch = packed([make_row(number, audio=False) for number in range(4)], "llm")
+    batch = packed([make_row(number, audio=False) for number in range(4)], UNIT_COLUMNS["llm"])
     tokens = torch.ones(int(stage.input_token_counts("vision", batch).sum()), stage.width, requires_grad=True)
     outputs, held = [], list[int]()
     with LiveBytes() as meter, torch.autocast("cpu", torch.bfloat16):

@@ -1,6 +1,6 @@
 """A Llama in a loop with Accelerate. It needs `pip install 'headrace[trainer,integrations]'`.
 
-accelerate launch examples/integrations/accelerate_loop.py --endpoint 127.0.0.1:7070 --job demo --checkpoints /tmp/accelerate
+accelerate launch examples/integrations/accelerate_loop.py --endpoint 127.0.0.1:7070 --job texts --checkpoints /tmp/accelerate
 """
 
 from __future__ import annotations

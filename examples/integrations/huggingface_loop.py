@@ -1,6 +1,6 @@
 """A Llama trained by the Trainer of Hugging Face. It needs `pip install 'headrace[trainer,integrations]'`.
 
-python examples/integrations/huggingface_loop.py --endpoint 127.0.0.1:7070 --job demo --checkpoints /tmp/huggingface
+python examples/integrations/huggingface_loop.py --endpoint 127.0.0.1:7070 --job texts --checkpoints /tmp/huggingface
 """
 
 from __future__ import annotations

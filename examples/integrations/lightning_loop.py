@@ -1,6 +1,6 @@
 """A Llama trained by the Trainer of Lightning. It needs `pip install 'headrace[trainer,integrations]'`.
 
-python examples/integrations/lightning_loop.py --endpoint 127.0.0.1:7070 --job demo --checkpoints /tmp/lightning
+python examples/integrations/lightning_loop.py --endpoint 127.0.0.1:7070 --job texts --checkpoints /tmp/lightning
 """
 
 from __future__ import annotations

@@ -119,6 +119,10 @@ class MegatronChunk(nn.Module):
         """Return the number of rows that pass between stages: all of them."""
         return num_rows
 
+    def gather_slices(self, share: Tensor) -> Tensor:
+        """Return the rows of all slices of the stage: it is the only one."""
+        return share
+
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         """Raise an error: no unit is behind this one."""
         raise NotImplementedError("a pipeline of the LLM alone sends tokens to no unit")

@@ -1,6 +1,6 @@
 """A small GPT trained by the schedules of Megatron-Core. It needs `pip install 'headrace[trainer,integrations]'`.
 
-torchrun --nproc-per-node 1 examples/integrations/megatron_loop.py --endpoint 127.0.0.1:7070 --job demo \
+torchrun --nproc-per-node 1 examples/integrations/megatron_loop.py --endpoint 127.0.0.1:7070 --job texts \
     --checkpoints /tmp/megatron
 
 With Megatron-LM or Megatron-Bridge, `forward_step` and the loop are theirs: the page says what is left.

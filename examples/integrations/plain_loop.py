@@ -1,6 +1,6 @@
 """The Llama of this folder in a loop without any framework: what the losses of the others are compared with.
 
-python examples/integrations/plain_loop.py --endpoint 127.0.0.1:7070 --job demo --checkpoints /tmp/unused
+python examples/integrations/plain_loop.py --endpoint 127.0.0.1:7070 --job texts --checkpoints /tmp/unused
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A small Llama trained by torchtitan. It needs `pip install 'headrace[trainer]' 'torchtitan>=0.3' triton`.
 
-torchrun --nproc-per-node 1 examples/integrations/torchtitan_loop.py --endpoint 127.0.0.1:7070 --job demo \
+torchrun --nproc-per-node 1 examples/integrations/torchtitan_loop.py --endpoint 127.0.0.1:7070 --job texts \
     --checkpoints /tmp/torchtitan
 """
 

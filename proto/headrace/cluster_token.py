@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from headrace.endpoint_form import check_endpoint
 from headrace.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -99,12 +100,13 @@ def make_token_file(path: Path) -> None:
 def check_exposure(
     listen: str, *, has_token: bool, tls: bool, allow_anyone: bool, allow_plaintext: bool, option: str = "--listen"
 ) -> None:
-    """Raise UserError if a service would listen beyond the loopback interface without a token or TLS, unless that is said.
+    """Raise UserError if a service would listen beyond the loopback interface without a token or TLS, unless that is said, and
+    EndpointError for a malformed address.
 
     `listen`: HOST:PORT. `has_token`: whether it asks for one. `tls`: whether its port speaks TLS only. `allow_anyone`: it may go
     without a token. `allow_plaintext`: it may go without TLS. `option`: that named the address.
     """
-    if is_loopback(listen):
+    if is_loopback(check_endpoint(listen)):
         return
     lacks, remedies = [], []
     if not (has_token or allow_anyone):

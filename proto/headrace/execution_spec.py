@@ -23,7 +23,7 @@ bounds its activations; whatever can run first, the LLM's in front of others, so
 
 
 _OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing", "memory_gib", "bandwidth_gb_s", "latency_us")
-_OF_FSDP = ("frozen", "frozen_layers", "frozen_projector", "checkpointing", "fp32_residual_connection")
+_OF_FSDP = ("frozen", "frozen_layers", "frozen_projector", "checkpointing", "fp32_residual_connection", "cp")
 
 
 class UnitExecution(SpecSection):
@@ -39,6 +39,10 @@ class UnitExecution(SpecSection):
     choice of strategy `auto` know it."""
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
+    cp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] | Literal["auto"] = 1
+    """Number of neighbouring ranks that share each sequence of the LLM on FSDP ranks (context parallelism), or fewer where it has
+    fewer blocks of 128 tokens. "auto": a number for each sequence, the fewest ranks on which it takes no more than a rank's even
+    share of the step, so that short ones are on one rank and long ones on several, up to all of them."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
     """In how many pieces the slices exchange a microbatch's rows in front of and behind their matrices, each while another is
     computed with. A piece is a smaller product, so few are best: 2 or 4 where a microbatch has thousands of rows. 1: only
@@ -144,7 +148,15 @@ class ExecutionSpec(SpecSection):
             raise ValueError("on and sharing are for pipelines; colocated ranks have all units")
         if self.trainer == FSDP:
             self._check_fsdp()
+        self._check_cp()
         return self
+
+    def _check_cp(self) -> None:
+        wrong = {unit: cp for unit, cp in self.of_units("cp").items() if unit != LLM or self.trainer != FSDP}
+        for unit, cp in wrong.items():
+            rule = "is for the llm on FSDP ranks" if unit == LLM else f"shares sequences of the {LLM}, and media are not cut"
+            remedy = "set `trainer: fsdp`, or take it away" if unit == LLM else f"take it away, or set it of {LLM!r}"
+            raise ValueError(f"unit {unit!r} has cp {cp}, which {rule}: {remedy}")
 
     def _check_fsdp(self) -> None:
         wrong = [name for name in _OF_PIPELINES if getattr(self, name) != type(self).model_fields[name].default]
@@ -158,6 +170,11 @@ class ExecutionSpec(SpecSection):
             raise ValueError(
                 "checkpointing is auto, which forecasts a pipeline's memory: take true or false with `trainer: fsdp`"
             )
+
+    @property
+    def cp(self) -> int | Literal["auto"]:
+        """How many ranks share a sequence of the LLM."""
+        return self.units.get(LLM, UnitExecution()).cp
 
     @property
     def says_nothing(self) -> bool:
@@ -176,6 +193,12 @@ class ExecutionSpec(SpecSection):
             raise ValueError(
                 "`trainer: fsdp` has vision, audio or both, and the llm, of one stage each, but topology.stages is "
                 f"{dict(stages)}: set it to {{vision: 1, audio: 1, llm: 1}}"
+            )
+        cp = self.cp
+        if cp != "auto" and replicas % cp:
+            raise ValueError(
+                f"execution: {LLM!r} has cp {cp}, which does not divide the {replicas} FSDP ranks (topology.replicas): take a "
+                "divisor, or auto, which chooses a number for each sequence"
             )
         for unit, size in self.units.items():
             if unit == LLM and size.dp is not None:
@@ -261,6 +284,15 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
             )
     if (last := list(stages)[-1]) in units and units[last].frozen_projector:
         raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
+
+
+def check_uncut(units: Mapping[str, UnitExecution]) -> None:
+    """Raise ValueError for units of pipelines whose sequences are to be cut."""
+    for unit, size in units.items():
+        if size.cp != 1:
+            raise ValueError(
+                f"unit {unit!r} has cp {size.cp}, but pipelines do not share sequences: take it away, or take FSDP ranks"
+            )
 
 
 def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, places: Mapping[str, int]) -> None:

@@ -41,6 +41,11 @@ async def look_up_async(endpoints: Sequence[str]) -> str:
     return _target(endpoints, await asyncio.gather(*(asyncio.to_thread(_found, endpoint) for endpoint in endpoints)))
 
 
+def unknown_hosts(endpoints: Sequence[str]) -> list[str]:
+    """Return the hosts of `endpoints`, each HOST:PORT, whose names do not resolve now."""
+    return [endpoint.rpartition(":")[0] for endpoint in endpoints if not _found(endpoint)]
+
+
 def _found(endpoint: str) -> _Found:
     host, _, port = endpoint.rpartition(":")
     try:

@@ -17,6 +17,8 @@ class LocalServices:
 
     endpoint: str
     """Address of the reorder service."""
+    page_url: str = ""
+    """Where a browser sees the web page; empty where there is none."""
     _reorder: Process
     _preprocessors: Sequence[Process]
 
@@ -30,15 +32,17 @@ class LocalServices:
         store: Path,
         threads: int | None = None,
         ucx: bool = False,
+        page: bool = False,
         say: Callable[[str], object] | None = None,
     ) -> Self:
         """Start the reorder service and the preprocessors in `group`.
 
         `logs`, `store`: folders for their logs and for the state store. `threads`: of each preprocessor; None: as many as
-        processors may be used. `ucx`: whether they offer payload by UCX, too. `say`: told what takes long. Raises HeadraceError
-        where the reorder service does not start.
+        processors may be used. `ucx`: whether they offer payload by UCX, too. `page`: whether there is a web page. `say`: told
+        what takes long. Raises HeadraceError where the reorder service does not start.
         """
         arguments = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{store}"]
+        arguments += ["--page", "127.0.0.1:0"] * page
         reorder = group.add(Process("reorder service", arguments, logs / "reorder.log"))
         endpoint = reorder.endpoint(say)
         arguments = ["preprocessor", "--listen", "127.0.0.1:0", "--reorder", endpoint]
@@ -47,7 +51,13 @@ class LocalServices:
             group.add(Process(f"preprocessor {number}", arguments, logs / f"preprocessor-{number}.log"))
             for number in range(preprocessors)
         ]
-        return cls(endpoint=endpoint, _reorder=reorder, _preprocessors=children)
+        page_url = (reorder.said(" page url=") or "") if page else ""
+        return cls(endpoint=endpoint, page_url=page_url, _reorder=reorder, _preprocessors=children)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the reorder service, and then of the preprocessors."""
+        return tuple(process.pid for process in (self._reorder, *self._preprocessors))
 
     def await_preprocessors(self) -> None:
         """Wait until every preprocessor listens. Raises HeadraceError for one that does not start."""

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain, pairwise
 from typing import TypeVar
@@ -12,7 +14,7 @@ from typing import TypeVar
 from headrace.errors import UserError
 from headrace.manifest import ShardInfo, ShardTable, Vocabulary
 from headrace.measured import MeasuredWork
-from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.quarantine import Rejected, refusal
 from headrace.sample import Probe, SampleRef
 from headrace.schedule import Kind
@@ -111,27 +113,34 @@ def measured_message(work: MeasuredWork) -> sessions_pb2.MeasuredWork:
         kind=work.kind,
         microbatches=work.microbatches,
         seconds=work.seconds,
+        chunks=work.chunks,
+        begins_s=work.begins_s,
+        origin_unix_s=work.origin_unix_s if work.begins_s else 0.0,
     )
 
 
 def measured_value(message: sessions_pb2.MeasuredWork) -> MeasuredWork:
-    """Return the measured work in a message of `measured_message`; seconds are rounded to float32.
+    """Return the measured work in a message of `measured_message`; its columns are arrays of four bytes an entry, times float32.
 
-    Raises UserError where there is no such kind, or not one time a microbatch.
+    Raises UserError where there is no such kind, or not one entry an action.
     """
-    microbatches, seconds = tuple(message.microbatches), tuple(message.seconds)
-    if len(microbatches) != len(seconds) or message.kind not in list(Kind):
+    number = len(message.microbatches)
+    columns = (message.seconds, message.chunks or message.microbatches, message.begins_s or message.microbatches)
+    if message.kind not in list(Kind) or any(len(column) != number for column in columns):
         raise UserError(
-            f"measured work of kind {message.kind} has {len(microbatches)} microbatches and {len(seconds)} times: kinds are 0 to "
-            f"{max(Kind)}, and each microbatch has one time"
+            f"measured work of kind {message.kind} has {number} microbatches, {len(message.seconds)} times, "
+            f"{len(message.chunks)} chunks and {len(message.begins_s)} begins: kinds are 0 to {max(Kind)}, one an action"
         )
     return MeasuredWork(
         unit=message.unit,
         replica=message.replica,
         stage=message.stage,
         kind=Kind(message.kind),
-        microbatches=microbatches,
-        seconds=seconds,
+        microbatches=array("i", message.microbatches),
+        seconds=array("f", message.seconds),
+        chunks=array("i", message.chunks),
+        begins_s=array("f", message.begins_s),
+        origin_unix_s=message.origin_unix_s if message.begins_s else math.nan,
     )
 
 
@@ -149,8 +158,16 @@ def plan_message(plan: StepPlan) -> sessions_pb2.WholePlan:
     def planned(unit: str, of_unit: Sequence[tuple[int, ...]], stages: int) -> sessions_pb2.PlannedUnit:
         ids = [sample - first_sample for sample in chain.from_iterable(of_unit)]
         return sessions_pb2.PlannedUnit(
-            unit=unit, stages=stages, counts=map(len, of_unit), samples=ids, seconds=seconds(unit, of_unit)
+            unit=unit,
+            stages=stages,
+            counts=map(len, of_unit),
+            samples=ids,
+            seconds=seconds(unit, of_unit),
+            degrees=[plan.degrees.get(sample, 1) for sample in chain.from_iterable(of_unit)] if shares(unit) else (),
         )
+
+    def shares(unit: str) -> bool:
+        return unit == LLM and bool(plan.degrees)
 
     def seconds(unit: str, of_unit: Sequence[tuple[int, ...]]) -> list[float]:
         of_samples = plan.forward_s.get(unit, {})
@@ -194,6 +211,12 @@ def plan_value(message: sessions_pb2.WholePlan) -> StepPlan:
             unit.unit: dict(zip(chain.from_iterable(samples[unit.unit]), unit.seconds, strict=True))
             for unit in message.units
             if unit.seconds
+        },
+        degrees={
+            sample: degree
+            for unit in message.units
+            for sample, degree in zip(chain.from_iterable(samples[unit.unit]), unit.degrees, strict=False)
+            if degree > 1
         },
     )
 

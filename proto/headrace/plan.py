@@ -106,6 +106,13 @@ class StepPlan:
     forward_s: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Seconds of the forward through a whole unit, by unit and sample: what ranks go by that several units share.
     Empty where none do. It is no part of `to_json`."""
+    degrees: Mapping[int, int] = field(default_factory=dict)
+    """How many of the LLM's replicas share the sequence of a sample (context parallelism), by sample: the one that has it in
+    `replicas`, and those that follow. Samples that are not named are on one."""
+
+    def sharers(self, sample: int, replica: int) -> range:
+        """Return the replicas of the LLM that share a sample. replica: the one that has it in `replicas`."""
+        return range(replica, replica + self.degrees.get(sample, 1))
 
     def sample_ids(self) -> list[int]:
         """Return the ids of all samples of the plan, sorted."""
@@ -118,6 +125,7 @@ class StepPlan:
         places = {unit: self._places(unit) for unit in self.topology.stages}
         for unit in self.unit_replicas:
             self._check_dealt(unit, places)
+        self._check_degrees()
         llm = places.pop(LLM)
         for unit, place in places.items():
             for sample_id in place.keys() ^ llm.keys():
@@ -140,6 +148,24 @@ class StepPlan:
                         raise ValueError(f"sample {sample_id} stands twice in unit {unit!r}")
                     place[sample_id] = index
         return place
+
+    def _check_degrees(self) -> None:
+        """Raise ValueError where samples are shared by fewer than two replicas, or by some that are not there."""
+        if not self.degrees:
+            return
+        shared = {
+            sample: self.sharers(sample, r)
+            for r, replica in enumerate(self.replicas)
+            for microbatch in replica
+            for sample in microbatch.sample_ids
+            if sample in self.degrees
+        }
+        for sample, degree in self.degrees.items():
+            if degree < 2 or sample not in shared or shared[sample].stop > len(self.replicas):
+                raise ValueError(
+                    f"sample {sample} is shared by {degree} replicas of {LLM!r}: it needs two or more, from the one that has it "
+                    f"to the last of {len(self.replicas)}"
+                )
 
     def _check_dealt(self, unit: str, places: Mapping[str, Mapping[int, int]]) -> None:
         """Raise ValueError unless the own replicas of a unit have each of its samples once, at the planned microbatch index."""
@@ -187,6 +213,8 @@ class StepPlan:
             document["unit_replicas"] = {
                 unit: [[list(ids) for ids in replica] for replica in replicas] for unit, replicas in self.unit_replicas.items()
             }
+        if self.degrees:
+            document["degrees"] = {str(sample): degree for sample, degree in self.degrees.items()}
         if self.predicted is not None:
             document["predicted"] = {
                 "iteration_s": self.predicted.iteration_s,
@@ -215,4 +243,5 @@ class StepPlan:
                 unit: tuple(tuple(map(tuple, replica)) for replica in replicas)
                 for unit, replicas in document.get("unit_replicas", {}).items()
             },
+            degrees={int(sample): degree for sample, degree in document.get("degrees", {}).items()},
         )

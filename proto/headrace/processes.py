@@ -100,9 +100,8 @@ class Process:
         while True:
             has_ended = self.exit_code() is not None  # asked before its last lines are read
             found = self._lines()
-            for line in found[:-1]:  # the last one may be half written
-                if " listening on " in line:
-                    return line.rsplit(" ", 1)[1]
+            if (endpoint := _behind(" listening on ", found)) is not None:
+                return endpoint
             if has_ended:
                 raise HeadraceError(f"the {self.name} did not start: {self.last_words()}")
             now = time.monotonic()
@@ -115,6 +114,10 @@ class Process:
                 say(f"waiting for the {self.name}, which says: {self.last_words()}")
                 say = None
             time.sleep(POLL_S)
+
+    def said(self, words: str) -> str | None:
+        """Return what follows these words in the first whole line of the log that has them; None where there is none."""
+        return _behind(words, self._lines())
 
     def _lines(self) -> list[str]:
         with self.log.open("rb") as log:
@@ -141,6 +144,10 @@ class Process:
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
+
+
+def _behind(words: str, lines: Sequence[str]) -> str | None:
+    return next((line.partition(words)[2] for line in lines[:-1] if words in line), None)  # the last one may be half written
 
 
 class ProcessGroup:

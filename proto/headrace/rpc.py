@@ -19,11 +19,12 @@ from grpc_reflection.v1alpha import reflection
 
 from headrace.admission import LARGEST_REQUEST_BYTES, Admission, Metadata, call_metadata, raise_if_refused, with_call_metadata
 from headrace.cluster_token import cluster_token, validated_token
+from headrace.endpoint_form import check_endpoint as check_endpoint
 from headrace.errors import EndpointError, HeadraceError, from_rpc, status_of
 from headrace.handshake import tls_mismatch
 from headrace.health_service import HealthService
 from headrace.identity import REORDER, Identity, Papers, channel_options, identity
-from headrace.leader_channel import LeaderChannel, look_up_async
+from headrace.leader_channel import LeaderChannel, look_up_async, unknown_hosts
 from headrace.renewing_channel import RenewingChannel
 from headrace.token_folder import TokenFolder
 
@@ -100,14 +101,6 @@ SERVER_OPTIONS = [
 
 _T = TypeVar("_T")
 _Method = TypeVar("_Method", bound=Callable[..., Any])
-
-
-def check_endpoint(endpoint: str) -> str:
-    """Return `endpoint` unchanged if it has the form HOST:PORT. Raises EndpointError otherwise."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or "/" in host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise EndpointError(f"endpoint {endpoint!r} is not HOST:PORT, for example 127.0.0.1:7070")
-    return endpoint
 
 
 def channel(endpoint: str, *, token: str | None = None, tls: str | Path | None = None, server: str = REORDER) -> grpc.Channel:
@@ -368,6 +361,9 @@ def _absence(endpoint: str, tls: str | Path | None) -> str:
             except grpc.RpcError as err:
                 if err.code() is not grpc.StatusCode.PERMISSION_DENIED:  # a preprocessor's token may not ask for jobs
                     return f"no reorder service serves at {endpoint}; {one} says: {err.details()}"
+    if unknown := unknown_hosts(endpoint.split(",")):
+        named = f"no host name {' or '.join(map(repr, unknown))} is known to this machine"
+        return f"no reorder service answers at {endpoint}: {named}; mend its spelling, or what DNS or /etc/hosts say of it"
     return f"no reorder service answers at {endpoint}; is `headrace reorder --listen {endpoint}` running?"
 
 

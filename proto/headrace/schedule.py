@@ -11,6 +11,7 @@ the last stage of the LLM feeds the first stage of the generator. Encoders do no
 from __future__ import annotations
 
 import enum
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,23 +152,42 @@ def build(
     Raises ValueError for an unknown name, stages that are no pipeline, a microbatch that stands twice, chunks or in_flight
     below 1, or either with a schedule that has no use for it.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"no schedule {name!r}; there are {', '.join(SCHEDULES)}")
+    _check_options(name, chunks, in_flight)
     if len(set(microbatches)) != len(microbatches):
         raise ValueError(f"a microbatch runs once, got {list(microbatches)}")
+    if chunks > 1:
+        return _interleaved(stage_graph(stages), microbatches, chunks)
+    actions = [Action(kind=kind, microbatch=m) for kind in Kind for m in microbatches]
+    numbers = numbered_actions(name, stages, len(microbatches), in_flight=in_flight)
+    return tuple(tuple(map(actions.__getitem__, of_stage)) for of_stage in numbers)
+
+
+def numbered_actions(
+    name: str, stages: Mapping[str, int], num_microbatches: int, *, in_flight: int | None = None
+) -> tuple[Sequence[int], ...]:
+    """Return the schedule of `build` without chunks in numbers, which are quicker to make than actions: those of each stage's
+    actions, in execution order.
+
+    The number of a microbatch's action is its kind, times `num_microbatches`, plus the place of the microbatch. Raises ValueError
+    as `build` does.
+    """
+    _check_options(name, 1, in_flight)
+    graph = stage_graph(stages)
+    longest = max(stage.num_behind for stage in graph)
+    found = tuple(_alternate(_num_ahead(name, stage, longest, in_flight), num_microbatches) for stage in graph)
+    if name != ZERO_BUBBLE:
+        return found
+    behind = (longest - stage.num_behind for stage in graph)
+    return tuple(_with_weights(numbers, later, num_microbatches) for numbers, later in zip(found, behind, strict=True))
+
+
+def _check_options(name: str, chunks: int, in_flight: int | None) -> None:
+    if name not in SCHEDULES:
+        raise ValueError(f"no schedule {name!r}; there are {', '.join(SCHEDULES)}")
     if chunks < 1 or (chunks > 1 and name != "interleaved"):
         raise ValueError(f"chunks must be at least 1, and more only with 'interleaved', got {chunks} with {name!r}")
     if in_flight is not None and (in_flight < 1 or name != EAGER):
         raise ValueError(f"in_flight is a limit of at least 1 and only for 'eager', got {in_flight} with {name!r}")
-    graph = stage_graph(stages)
-    if chunks > 1:
-        return _interleaved(graph, microbatches, chunks)
-    longest = max(stage.num_behind for stage in graph)
-    forwards, backwards = ([Action(kind=kind, microbatch=m) for m in microbatches] for kind in (Kind.FORWARD, Kind.BACKWARD))
-    schedule = tuple(_alternate(_num_ahead(name, stage, longest, in_flight), forwards, backwards) for stage in graph)
-    if name != ZERO_BUBBLE:
-        return schedule
-    return tuple(_with_weights(actions, longest - stage.num_behind) for stage, actions in zip(graph, schedule, strict=True))
 
 
 def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> float:
@@ -181,14 +201,16 @@ def _num_ahead(name: str, stage: Stage, longest: int, in_flight: int | None) -> 
     return min(stage.num_behind, in_flight - 1) if in_flight <= longest else stage.num_behind * (in_flight - 1) // longest
 
 
-def _alternate(num_ahead: float, forwards: Sequence[Action], backwards: Sequence[Action]) -> tuple[Action, ...]:
-    warm_up = int(min(num_ahead, len(forwards)))
-    steady = len(forwards) - warm_up
-    pairs = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]
-    return (*forwards[:warm_up], *pairs, *backwards[steady:])
+def _alternate(num_ahead: float, count: int) -> list[int]:
+    """Return the numbers of a stage's actions on `count` microbatches; `num_ahead` forwards come before all backwards."""
+    forwards, backwards = range(count), range(Kind.BACKWARD * count, (Kind.BACKWARD + 1) * count)
+    warm_up = int(min(num_ahead, count))
+    steady = count - warm_up
+    pairs = itertools.chain.from_iterable(zip(forwards[warm_up:], backwards[:steady], strict=True))
+    return [*forwards[:warm_up], *pairs, *backwards[steady:]]
 
 
-def _with_weights(actions: Sequence[Action], num_later: int) -> tuple[Action, ...]:
+def _with_weights(numbers: Sequence[int], num_later: int, count: int) -> list[int]:
     """Turn a stage's 1F1B actions into ZB-H1 (Qi et al. 2024, Zero Bubble Pipeline Parallelism): the gradients of weights become
     actions of their own, each after `num_later` later backwards.
 
@@ -198,15 +220,15 @@ def _with_weights(actions: Sequence[Action], num_later: int) -> tuple[Action, ..
     of a forward, B of the gradients of the inputs and W of those of the weights: a third of 1F1B's where all three are equal.
     If a frozen stage, which has no weight gradients, takes longer than the others, 1F1B can be faster.
     """
-    found: list[Action] = []
-    put_off: deque[Action] = deque()
-    for action in actions:
-        found.append(action)
-        if action.kind == Kind.BACKWARD:
-            put_off.append(Action(kind=Kind.WEIGHT, microbatch=action.microbatch))
+    found: list[int] = []
+    put_off: deque[int] = deque()
+    for number in numbers:
+        found.append(number)
+        if number // count == Kind.BACKWARD:
+            put_off.append(number + (Kind.WEIGHT - Kind.BACKWARD) * count)
             if len(put_off) > num_later:
                 found.append(put_off.popleft())
-    return (*found, *put_off)
+    return [*found, *put_off]
 
 
 def _interleaved(graph: Sequence[Stage], microbatches: Sequence[int], chunks: int) -> Schedule:

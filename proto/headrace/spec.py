@@ -18,11 +18,11 @@ from headrace.execution_spec import FSDP, ExecutionSpec
 from headrace.image_spec import ImageSpec as ImageSpec
 from headrace.model_shape import MODEL_SHAPES
 from headrace.orchmllm_settings import OrchMLLMSettings
-from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, FSDP_STRATEGIES, GENERATOR
+from headrace.plan import BASELINE_STRATEGIES, CROSS_REPLICA_STRATEGIES, FSDP_STRATEGIES, GENERATOR, LLM
 from headrace.source_spec import SourceSpec
 from headrace.text_spec import TextSpec
 from headrace.topology_spec import TopologySpec
-from headrace.user_document import SpecSection, parse_json
+from headrace.user_document import SpecSection, naming, parse_json
 from headrace.user_document import parse as parse
 from headrace.user_document import read_yaml as read_yaml
 from headrace.validation_spec import SetName, ValidationSpec, check_names
@@ -221,6 +221,23 @@ class JobSpec(SpecSection):
         return self
 
     @model_validator(mode="after")
+    def _shared_sequences_can_be_planned(self) -> Self:
+        if self.execution.cp == 1:
+            return self
+        why = ""
+        if self.strategy not in ("auto", *CROSS_REPLICA_STRATEGIES):
+            why = f"strategy {self.strategy!r} puts a sequence on one rank: take auto or orchmllm"
+        elif self.pack_tokens is not None:
+            why = f"pack_tokens ({self.pack_tokens}) plans packs, and sequences are shared singly: take it away"
+        elif (form := self.orchmllm.forms.get(LLM, "no_padding")) not in ("no_padding", "third"):
+            why = f"orchmllm.forms has {form!r} of the llm, which pads whole sequences: take no_padding or third"
+        elif self.topology.speeds is not None:
+            why = "topology.speeds gives ranks unequal work, and those that share a sequence have equal parts: take it away"
+        if why:
+            raise ValueError(f"execution has cp {self.execution.cp} of the llm, but {why}, or leave out cp")
+        return self
+
+    @model_validator(mode="after")
     def _settings_fit_the_strategy(self) -> Self:
         self.orchmllm.check(self.topology.stages, self.strategy)
         self.entrain.check(self.strategy)
@@ -338,4 +355,6 @@ def load_spec_json(text: str) -> JobSpec:
 
 def load_spec_yaml(path: Path) -> JobSpec:
     """Return the job spec in a YAML file. Raises SpecError if the file cannot be read or is not valid."""
-    return parse_spec(read_yaml(path, "job spec"))
+    document = read_yaml(path, "job spec")
+    with naming(path):
+        return parse_spec(document)

@@ -6,10 +6,11 @@ are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -45,7 +46,7 @@ def parse(kind: type[Document], document: Any, what: str) -> Document:
     `what`: the document's name in that sentence, such as "job spec".
     """
     if not isinstance(document, dict):
-        raise SpecError(f"a {what} is a mapping of fields, got {type(document).__name__}")
+        raise SpecError(f"a {what} is a mapping of fields, lines such as `field: value`; got {_kind_of(document)}")
     try:
         checked = kind.model_validate(document)
         checked.model_dump_json()  # other processes get it as JSON, so it must have a JSON form
@@ -98,6 +99,22 @@ def read_yaml(path: Path, what: str) -> Any:
         raise SpecError(f"{path} is not valid YAML: {printable(' '.join(str(err).split()))}") from err
     except (ValueError, RecursionError) as err:  # an integer of thousands of digits, an impossible date; too deep nesting
         raise SpecError(f"{path} is not a {what}: {printable(str(err))}") from err
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put the name of a file before what a SpecError of the block says of its content."""
+    try:
+        yield
+    except SpecError as err:
+        raise SpecError(f"{path}: {err}") from err
+
+
+def _kind_of(document: Any) -> str:
+    """Return what plain data that is no mapping is, in words."""
+    if document is None:
+        return "nothing"
+    return "a list" if isinstance(document, list) else f"only {printable(repr(document))[:_MOST_SHOWN]}"
 
 
 class _Loader(yaml.SafeLoader):

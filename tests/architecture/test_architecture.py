@@ -138,7 +138,7 @@ def test_what_is_no_command_needs_no_command_line() -> None:
 
 def test_planning_sees_arrays_and_dataclasses_only() -> None:
     allowed = {"__future__", "collections", "dataclasses", "enum", "functools", "math", "typing", "os", "numpy", "numba"}
-    allowed |= {"heapq", "itertools", "headrace"}
+    allowed |= {"heapq", "itertools", "operator", "headrace"}
     solver = {name: {"scipy"} for name in ("node_permutation.py", "reconfiguration.py", "exact_distribution.py")}
     pure = [
         *sorted((PLANNER / "planning").rglob("*.py")),

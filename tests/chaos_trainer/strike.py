@@ -211,7 +211,9 @@ def install(strikes: Strikes) -> None:
             raise
         return outcome
 
-    def move(run: Any, mesh: Mesh, lengths: Any, transfers: Any, state: Callable[[str], Sequence[torch.Tensor]]) -> Any:
+    def move(
+        run: Any, mesh: Mesh, lengths: Any, transfers: Any, state: Callable[[str], Sequence[torch.Tensor]], **where: Any
+    ) -> Any:
         first_left = False
 
         def reaching(name: str) -> Sequence[torch.Tensor]:
@@ -221,7 +223,7 @@ def install(strikes: Strikes) -> None:
             first_left = True
             return state(name)
 
-        return run(mesh, lengths, transfers, reaching)
+        return run(mesh, lengths, transfers, reaching, **where)
 
     def prepare(run: Any, self: Training, layout: Layout, mesh: Mesh) -> Any:
         strikes.prepares(self, layout, mesh)

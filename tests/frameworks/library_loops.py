@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.wire import free_ports
 
 HERE, EXAMPLES = Path(__file__).parent, Path(__file__).parents[2] / "examples"
 STEPS, EVERY, KILLED_AT = 20, 5, 12
+JOB = yaml.safe_load((EXAMPLES / "integrations" / "job.yaml").read_text(encoding="utf-8"))
 SHAPE = {
-    "sources": [{"path": str(EXAMPLES / "data" / "text-00000.tar")}],
-    "steps": STEPS,
-    "global_batch": 4,
-    "text": {"max_tokens": 512},
+    "sources": [{"path": str(EXAMPLES.parent / JOB["sources"][0]["path"])}],
+    **{name: JOB[name] for name in ("steps", "global_batch", "text")},
 }
 LOSS = re.compile(r"(?:.* )?(?<!validate )step:? +(\d+) +loss:? +([\d.]+)")
 Loop = Callable[..., subprocess.Popen[str]]

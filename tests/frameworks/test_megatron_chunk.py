@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.executor import Executor
@@ -120,7 +121,7 @@ def _text_of(portion: Portion) -> PackedMicrobatch:
 
 
 def _texts(samples: Sequence[int]) -> PackedMicrobatch:
-    return packed([make_row(sample, audio=False) for sample in samples], "llm")
+    return packed([make_row(sample, audio=False) for sample in samples], UNIT_COLUMNS["llm"])
 
 
 def _example() -> ModuleType:

@@ -82,6 +82,7 @@ def test_the_demo_prints_one_json_object_and_draws_a_picture(demo_summary: dict)
     assert demo_summary["last_loss"] < demo_summary["first_loss"]
     assert len(demo_summary["ledger_sha256"]) == 64
     assert Path(demo_summary["picture"]).read_bytes().startswith(b"\x89PNG")
+    assert "page url=http://127.0.0.1:" in (Path(demo_summary["picture"]).parent / "reorder.log").read_text()
 
 
 @pytest.mark.slow

@@ -232,7 +232,7 @@ def test_a_pipeline_that_catches_up_keeps_no_routes_of_the_steps_between(calm: A
         loader = PipelineLoader(calm.endpoint, job=job, topology=topology, place=place, device=torch.device("cpu"))
         loader.load_state_dict(loader.state_dict() | {"step": 3, "content": content})
         with loader:
-            step, _ = next(loader.steps(lambda *_: Cargo(inputs=[Inputs(num_rows=0)], orders={})))
+            step, _ = next(loader.steps(lambda *_: Cargo(inputs=[Inputs(num_rows=0)])))
             first.append(step.index)
             kept.append({step for step in loader._needed if step <= 3})
 

@@ -48,6 +48,15 @@ def _hangs_in_a_sum(address: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
+def _hangs_in_a_parameter(address: str) -> None:
+    """The other node: it hangs when it has sent a part of the state."""
+    mesh = Mesh(address, "1", 1, 2, "127.0.0.1", PATIENCE)
+    mesh.connect()
+    with mesh.streams([0], []) as streams:
+        streams.to[0].send(bytes(8))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
 @contextmanager
 def _beside(other: Callable[[str], None]) -> Iterator[tuple[Mesh, BaseProcess]]:
     """The first of two nodes; the other one runs in a process of its own, which is told where they meet."""
@@ -84,6 +93,14 @@ def test_a_cut_ends_a_wait_for_the_rest_of_a_message(mesh: Mesh) -> None:
     threading.Timer(CUT_S, mesh.cut).start()
     with pytest.raises(MeshCutError, match="in the middle of a message"), mesh.interruptible():
         mesh.wait_for_message(work)
+
+
+def test_a_cut_ends_a_wait_for_the_rest_of_a_parameter() -> None:
+    with _beside(_hangs_in_a_parameter) as (mesh, other):
+        threading.Timer(CUT_S, mesh.cut).start()
+        with pytest.raises(MeshCutError, match="a connection to"):
+            move(mesh, PARAMETERS, TRANSFERS[:1], lambda _: [])
+        other.kill()
 
 
 @pytest.mark.slow

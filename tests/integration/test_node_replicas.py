@@ -25,7 +25,7 @@ from tests.verify.batches import whole_model
 pytestmark = pytest.mark.integration
 
 PATIENCE = timedelta(seconds=100)  # with processes that import torch
-DRIFTED = "decoder.layers.4.mlp.up.weight"
+DRIFTED = "decoder.layers.4.mlp.gate_up.weight"
 TIED = "decoder.embed.weight"  # the head, too: in the first and in the last stage
 SPEC = RecoverySpec(nodes=3, units={"llm": RecoverableUnit()})
 

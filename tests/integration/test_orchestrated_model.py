@@ -57,6 +57,14 @@ def test_layers_run_on_padded_rows_or_with_padded_attention_as_the_job_says(rank
         assert fsdp_differences(ranks, case) == [], str(case)
 
 
+def test_ranks_that_share_sequences_have_the_gradients_of_one_process(ranks: Processes) -> None:
+    """Each on one to four of them, as they are planned; and a sample that all of its ranks find refused."""
+    case = FEW(4, BOTH, "all learn", "auto", 1, samples=7, cp="auto", dropout=0.2)
+    assert {case.plan(0).degrees.get(sample, 1) for sample in case.sample_ids(0)} == {1, 2, 3, 4}
+    for one in (case, replace(case, cp=2, microbatches=2, refused=1, checkpointing=True)):
+        assert fsdp_differences(ranks, one) == [], str(one)
+
+
 @pytest.mark.slow
 def test_in_bfloat16_it_is_about_the_same(ranks: Processes) -> None:
     case = FsdpCase(2, BOTH, "all learn", "orchmllm", 2, dtype="bfloat16")

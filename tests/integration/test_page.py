@@ -19,7 +19,9 @@ import pytest
 
 from headrace.cluster_token import TOKEN, TOKEN_FILE
 from headrace.identity import AUTHORITIES, TLS
+from headrace.processes import ProcessGroup
 from headrace.thumbnail_check import is_thumbnail
+from tests.integration.trainers import start, wait
 from tests.papers import make_cluster_papers
 
 pytestmark = pytest.mark.integration
@@ -75,11 +77,41 @@ def test_a_job_is_seen_over_https_by_who_may_watch(
     assert min(told["balance_after"]) >= 1.0 - 1e-6
     timeline = get(f"/api/jobs/{job}/timeline", tokens["watch"])[1]
     assert timeline["rows"][0]["actions"][0]["kind"] == "forward"
+    assert [row["name"] for row in timeline["measured_rows"]] == ["replica 0 all units", "replica 1 all units"]
+    assert {action["kind"] for action in timeline["measured_rows"][0]["actions"]} == {"whole"}
     assert get(f"/api/jobs/{job}/quarantine", tokens["watch"])[1]["total"] >= 0
     assert get("/api/jobs", "")[0] == 401
     assert get("/api/jobs", tokens["preprocess"])[0] == 403
     refused = [line for line in (tmp_path / "reorder.log").read_text().splitlines() if "refused a call" in line]
     assert any("GET /api/jobs" in line and "peer=ipv4:127.0.0.1:" in line and "no token" in line for line in refused), refused
+
+
+def test_a_pipeline_is_seen_as_it_ran(cluster: Any, spec: Any, tmp_path: Path) -> None:
+    cluster.start_reorder("--page", "127.0.0.1:0")
+    cluster.add_preprocessors(1)
+    topology = {"replicas": 1, "microbatches": 2, "stages": {"encoder": 1, "llm": 1}}
+    job = cluster.submit(spec("as-it-ran", steps=2, global_batch=4, topology=topology))
+    with ProcessGroup() as group:
+        processes = start(group, cluster, job, tmp_path, {"encoder": {}, "llm": {}}, 2, 2)
+        assert wait(processes) == [0] * 2, processes[0].last_words()
+    url = re.search(r"page url=(\S+)/", (tmp_path / "reorder.log").read_text())
+    assert url is not None
+    with urllib.request.urlopen(f"{url[1]}/api/jobs/{job}/timeline", timeout=30) as reply:
+        told = json.load(reply)
+    assert (told["step"], told["aligned_by"]) == (1, "clock")
+    planned, ran = ({row["name"]: row["actions"] for row in told[rows]} for rows in ("rows", "measured_rows"))
+    assert list(ran) == list(planned) == ["encoder", "llm"]
+    for name, actions in ran.items():
+        assert [(action["kind"], action["microbatch"]) for action in actions] == [
+            (action["kind"], action["microbatch"]) for action in planned[name]
+        ]
+        times = [action[end] for action in actions for end in ("begin_s", "end_s")]
+        assert times == sorted(times), "one after the other"
+    assert 0 < max(actions[-1]["end_s"] for actions in ran.values()) <= told["measured_s"]
+    ends = {
+        name: {(action["kind"], action["microbatch"]): action["end_s"] for action in actions} for name, actions in ran.items()
+    }
+    assert ends["llm"]["backward", 0] < ends["encoder"]["backward", 0], "clocks of two processes agree"
 
 
 def test_what_can_be_seen_of_refused_samples_is_shown(cluster: Any, spec: Any, tmp_path: Path) -> None:

@@ -28,7 +28,8 @@ def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> No
     pipeline = {"trainer": "pipeline", "units": {"llm": {"checkpointing": True}}}
     with ProcessGroup() as group:
         for name, execution, world in (("whole", {}, 1), ("pipeline", pipeline, 5)):
-            job = calm.submit(spec(name, steps=3, topology=planned, model="tiny-generator", execution=execution))
+            job_name = f"{name}-{tmp_path.name[-1]}"  # another one where the test is tried again
+            job = calm.submit(spec(job_name, steps=3, topology=planned, model="tiny-generator", execution=execution))
             processes = start(group, calm, job, tmp_path, None, world, world)
             assert wait(processes) == [0] * world, processes[0].last_words()
             logs[name] = [losses(process.log) for process in processes]

@@ -232,7 +232,7 @@ def test_media_beside_a_jsonl_file(bucket: str, cache: ShardCache) -> None:
     [
         ("s3://no-such-bucket/x", r"s3://no-such-bucket/x does not exist; give a folder"),
         ("s3://headrace/no-such-folder", r"s3://headrace/no-such-folder does not exist"),
-        ("s3://headrace/mds/*.tar", r"s3://headrace/mds/\*\.tar holds no shard"),
+        ("s3://headrace/mds/*.tar", r"no file matches s3://headrace/mds/\*\.tar"),
     ],
 )
 def test_what_is_not_there_is_told_in_a_sentence(bucket: str, path: str, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.verify.cases import MOST_PROCESSES, Case, every_pipeline
 from tests.verify.comparison import differences
 from tests.verify.covering import covering_cases
-from tests.verify.processes import OPEN_END, TIMEOUT_S, Processes
+from tests.verify.processes import TIMEOUT_S, TRANSPORTS, Processes
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(TIMEOUT_S)]
 
@@ -37,13 +37,13 @@ def in_every_run(cases: list[Case]) -> Iterator[bool]:
 
 CASES = [
     pytest.param(case, transport, marks=() if is_first else pytest.mark.slow, id=f"{case}, {transport}")
-    for case, transport, is_first in zip(COVERING, itertools.cycle(OPEN_END), in_every_run(COVERING))
+    for case, transport, is_first in zip(COVERING, itertools.cycle(TRANSPORTS), in_every_run(COVERING))
 ]
 
 
 @pytest.mark.parametrize(("case", "transport"), CASES)
 def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processes, case: Case, transport: str) -> None:
-    assert differences(processes, case, transport=transport) == []
+    assert differences(processes, case, transports=[transport]) == []
 
 
 @pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)

@@ -114,7 +114,7 @@ def test_arrow_keys_read_a_timeline_box_by_box(browser: Browser, service: Servic
         page.press("ArrowDown", times=2)
         page.until(f"{said}.startsWith('llm 0: llm forward of microbatch ')")
         page.press("End")
-        page.until(f"{said}.startsWith('llm 0: update')")
+        page.until(f"{said}.startsWith('llm 0: llm backward of microbatch 9')")
 
 
 def test_what_is_typed_finds_jobs_and_stays_while_the_page_is_drawn_again(browser: Browser, service: Service) -> None:

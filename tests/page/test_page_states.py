@@ -170,6 +170,24 @@ def test_the_page_is_small_and_needs_nothing_else() -> None:
         assert "insertAdjacentHTML" not in text
 
 
+def test_a_step_as_run_says_what_its_rows_are_aligned_by(browser: Browser, service: Service, checks: str) -> None:
+    timeline = service.documents["api/jobs/web-and-charts/timeline"]
+    with browser.page(LOOKS["light"]) as page:
+        page.open(f"{service.url}/{RUNNING}/timeline")
+        shows(page, "aligned by the clocks of their hosts")
+        whole = {"kind": "whole", "microbatch": 3, "chunk": 1, "unit": "", "begin_s": 0.0, "end_s": 0.4}
+        timeline["aligned_by"], timeline["measured_rows"] = "first_action", [{"name": "all units", "actions": [whole]}]
+        shows(page, "each row begins with its own first action")
+        shows(page, "all units, forward and backward")
+        page.evaluate("document.getElementById('timeline-run').focus()")
+        page.press("ArrowRight")
+        said = "document.getElementById('timeline-run').getAttribute('aria-valuetext')"
+        page.until(f"{said}?.startsWith('all units: all units, forward and backward of microbatch 3, chunk 1, 0 to ')")
+        for look in LOOKS.values():
+            page.look_as(look)
+            sound(page, checks)
+
+
 def test_numbers_are_written_as_they_are_read(browser: Browser, service: Service) -> None:
     with browser.page(LOOKS["light"]) as page:
         page.open(service.url)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "integrations").glob("*.md"))
@@ -22,6 +23,19 @@ def test_every_line_of_a_page_s_loop_is_one_of_its_example(page: Path) -> None:
     assert [line for block in blocks for line in block.splitlines() if line.strip() not in lines] == []
     [command] = re.findall(r"^    ((?:python|torchrun) .*)$", text, re.MULTILINE)
     assert f"examples/integrations/{page.stem}_loop.py" in command
+
+
+def test_the_loops_options_fit_their_job_by_default() -> None:
+    job = yaml.safe_load((ROOT / "examples" / "integrations" / "job.yaml").read_text())
+    said = (ROOT / "examples" / "integrations" / "settings.py").read_text()
+    defaults = {name: int(value) for name, value in re.findall(r'"--(steps|microbatches)", type=int, default=(\d+)', said)}
+    assert defaults == {"steps": job["steps"], "microbatches": job["topology"]["microbatches"]}
+    assert job["topology"]["replicas"] == 1
+    assert (ROOT / job["sources"][0]["path"]).exists()
+    for page in LOOPS:
+        text = page.read_text()
+        assert "\n    headrace job submit examples/integrations/job.yaml\n" in text, page
+        assert f"--job {job['name']} " in text, page
 
 
 def test_every_page_is_linked() -> None:

@@ -1,6 +1,6 @@
 """`python -m tests.verify`: combinations of schedule, planning, units, parallelism, frozen parts and numerics, beside one
-process. Of pipelines every three choices are together in at least one of them; behind them come FSDP ranks, and ranks that share
-sequences."""
+process. Of pipelines every three choices are together in at least one of them, which runs on every transport; behind them come
+FSDP ranks, and ranks that share sequences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.verify.parts import PARTS, Part
-from tests.verify.processes import OPEN_END, Processes
+from tests.verify.processes import TRANSPORTS, Processes
 
 _LINES = 40  # of what is said of a case: most of a traceback
 
@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, metavar="N", help="so many of all that there are of a part, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it")
-    parser.add_argument("--transport", choices=OPEN_END, help="what carries a pipeline's messages (default: each in turn)")
+    parser.add_argument("--transport", choices=TRANSPORTS, help="what carries a pipeline's messages (default: each in turn)")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cases side by side (default: %(default)s)")
     args = parser.parse_args(arguments)
     bad = 0

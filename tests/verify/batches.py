@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from headrace.model_shape import ModelShape, TransformerShape
-from headrace.sample import LABEL_IGNORED, SCHEMA, UNIT_COLUMNS
+from headrace.sample import LABEL_IGNORED, SCHEMA
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.models.decoder import Decoder
@@ -87,14 +87,13 @@ def costs_of(rows: Sequence[dict[str, Any]], units: Iterable[str]) -> dict[str, 
     return {unit: np.array([1e-3 + sum(len(row[name]) for name in columns[unit]) for row in rows]) for unit in units}
 
 
-def packed(rows: Sequence[dict[str, Any]], unit: str | None = None) -> PackedMicrobatch:
-    """As a rank of that unit receives these samples; None: everything."""
-    columns = list(UNIT_COLUMNS[unit]) if unit else SCHEMA.names
-    batches = [pa.RecordBatch.from_pylist([row], schema=SCHEMA).select(columns) for row in rows]
+def packed(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> PackedMicrobatch:
+    """As a rank receives these samples that fetches these columns; None: all."""
+    batches = [pa.RecordBatch.from_pylist([row], schema=SCHEMA).select(list(columns or SCHEMA.names)) for row in rows]
     return collate(batches, patch_values=3 * IMAGE.patch**2, mel_bins=AUDIO.mel_bins)
 
 
 @lru_cache(maxsize=4096)
-def packed_samples(samples: tuple[int, ...], *, audio: bool, unit: str | None = None) -> PackedMicrobatch:
+def packed_samples(samples: tuple[int, ...], *, audio: bool, columns: tuple[str, ...] | None = None) -> PackedMicrobatch:
     """The same of `make_row`'s samples, kept: neighbouring cases have most of their portions in common."""
-    return packed([make_row(sample, audio=audio) for sample in samples], unit)
+    return packed([make_row(sample, audio=audio) for sample in samples], columns)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -22,6 +23,7 @@ from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS
 from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
+from tests.matrices import gradients_of, weights_of
 from tests.verify.batches import GENERATING, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import CLIPPING, HALF_RESIDUAL, Case, frozen_in
 from tests.verify.processes import SEED, Answer, Order, Processes
@@ -57,12 +59,17 @@ ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",),
 
 
 def differences(
-    processes: Processes, case: Case, *, expected: str | None = None, pack_tokens: int = 0, transport: str = "gloo"
+    processes: Processes,
+    case: Case,
+    *,
+    expected: str | None = None,
+    pack_tokens: int = 0,
+    transports: Sequence[str] = ("gloo",),
 ) -> list[str]:
     """What is not the same, in words; nothing where all is well.
 
     `expected`: what is frozen in the one process. None: the same. `pack_tokens`: the pipeline, and not the one process, gets the
-    samples in packs that are padded to this length. 0: not packed. `transport`: one of `OPEN_END`.
+    samples in packs that are padded to this length. 0: not packed. `transports`: of `TRANSPORTS`, it runs on one after the other.
     """
     topology = parse(PipelineTopology, case.topology, "topology")
     packs: dict[int, int] = {}
@@ -77,10 +84,16 @@ def differences(
         tied=case.head == "tied",
         packs=packs,
         pack_tokens=pack_tokens,
-        transport=transport,
     )
     whole = reference(case.units, expected or case.frozen, case.clipping, case.head, case.dtype, topology.dropout)
-    return compare(processes.run(order), *whole, TOLERANCES[case.precision])
+    found = []
+    for transport in transports:
+        try:
+            answers = processes.run(replace(order, transport=transport, is_first=transport == transports[0]))
+        except RuntimeError as err:
+            raise RuntimeError(f"{transport}: {err}") from err
+        found += [f"{transport}: {line}" for line in compare(answers, *whole, TOLERANCES[case.precision])]
+    return found
 
 
 def compare(
@@ -154,13 +167,13 @@ def reference(
             (loss.loss_sum / loss.target_weight).backward()
             norm = float(torch.nn.utils.clip_grad_norm_(trained, settings.max_grad_norm))
             assert (norm > settings.max_grad_norm) == (clipping == "clipped"), f"the gradient's norm is {norm}"
-            gradients = {n: p.grad.numpy().copy() for n, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: gradient.numpy().copy() for name, gradient in gradients_of(model).items()}
             mean = float(loss.loss_sum.detach()) / loss.target_weight
             results.append(StepResult(loss=mean, target_weight=loss.target_weight, grad_norm=norm))
             train_step.discard()
         train_step.accumulate(batch)
         results.append(train_step.finish(LEARNING_RATE))
-    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return results, gradients, {name: weight.numpy().copy() for name, weight in weights_of(model).items()}
 
 
 def _freeze(model: MultimodalModel, units: tuple[str, ...], frozen: str) -> None:

@@ -5,21 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from headrace.block_distribution import BLOCK as PLANNED_BLOCK
 from headrace.model_shape import ModelShape
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import FORMS, Form, PostBalancing
 from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.sample import UNIT_COLUMNS
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.multimodal import initialise
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.stage import PROJECTORS, TRUNKS
 from headrace.trainer.train_step import StepResult, TrainStep, make_optimizer
+from tests.matrices import gradients_of, weights_of
 from tests.verify.batches import IMAGE_TOKEN, SHAPE, costs_of, enlarge, make_row, packed, whole_model
 from tests.verify.cases import FROZEN, frozen_in
 from tests.verify.comparison import ENTRIES
@@ -29,6 +32,9 @@ MODALITIES = (("vision",), ("audio",), ("vision", "audio"))
 STRATEGIES = ("random", "llm-only", "orchmllm")
 FROZEN_SETS = tuple(name for name in FROZEN if "generator" not in name)
 MICROBATCHES = (1, 2)
+DEGREES: tuple[int | Literal["auto"], ...] = (2, 4, "auto")
+BLOCK = 8
+"""Tokens of the blocks by which ranks share sequences: those of these samples are short."""
 BOTH = MODALITIES[-1]
 STEPS = 2
 LEARNING_RATE = 1e-3
@@ -59,12 +65,14 @@ class FsdpCase:
     """Of each unit; 0: as in the pipelines' cases."""
     form: Form = "no_padding"
     """Of all units: what `orchmllm` balances, and how their layers run."""
+    cp: int | Literal["auto"] = 1
+    """How many ranks share each sequence of the LLM."""
 
     def __str__(self) -> str:
         others = [self.form * (self.form != "no_padding"), self.moved]
         others += [f"{self.refused} refused" * bool(self.refused), self.dtype * (self.dtype != "float32")]
         others += [f"shards of {self.shard_ranks}" * bool(self.shard_ranks), "recomputed" * self.checkpointing]
-        others += ["clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
+        others += [f"cp {self.cp}" * (self.cp != 1), "clipped" * (self.max_grad_norm < 1), "dropout" * bool(self.dropout)]
         first = f"{self.ranks} ranks, {'+'.join(self.encoders)}, {self.frozen}, {self.strategy}, K {self.microbatches}"
         return ", ".join([first, *filter(None, others)])
 
@@ -92,8 +100,10 @@ class FsdpCase:
         topology = Topology(replicas=self.ranks, microbatches=self.microbatches, stages=dict.fromkeys(self.units, 1))
         ids = np.array([row["sample_id"] for row in rows])
         forms = PostBalancing(forms=dict.fromkeys(self.units, self.form), quadratic=0.5)
-        execution = Execution(may_cross_replicas=True, colocated="phases", post_balancing=forms)
-        plan = make_plan(self.strategy, ids, costs_of(rows, self.units), topology, seed=step, execution=execution)
+        execution = Execution(may_cross_replicas=True, colocated="phases", post_balancing=forms, cp=self.cp)
+        tokens = np.array([len(row["input_ids"]) for row in rows]) * (PLANNED_BLOCK // BLOCK)
+        costs = costs_of(rows, self.units)
+        plan = make_plan(self.strategy, ids, costs, topology, seed=step, execution=execution, tokens=tokens)
         return _moved(plan, self.moved, step) if self.moved else plan
 
     def sample_ids(self, step: int) -> list[int]:
@@ -119,6 +129,23 @@ def every_fsdp_case() -> list[FsdpCase]:
         *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, checkpointing=True, form=form) for form in FORMS),
         *(FsdpCase(2, BOTH, "all learn", "orchmllm", 2, dropout=0.2, form=form) for form in FORMS),
         FsdpCase(2, BOTH, "all learn", "orchmllm", 2, max_grad_norm=0.1),
+        *shared_cases(),
+    ]
+
+
+def shared_cases() -> list[FsdpCase]:
+    """Ranks that share sequences: any number of them for each, or the same for all, beside every other choice."""
+    few = 5  # of which the longest take more than an even share
+    whole = FsdpCase(4, BOTH, "all learn", "orchmllm", 1, few, cp="auto")
+    return [
+        *(replace(whole, frozen=frozen, microbatches=k, cp=cp) for frozen in FROZEN_SETS for k in MICROBATCHES for cp in DEGREES),
+        *(replace(whole, encoders=encoders, cp=cp, samples=9) for encoders in MODALITIES[:2] for cp in DEGREES),
+        *(replace(whole, refused=count, cp=cp) for count in (1, 4) for cp in DEGREES),
+        *(replace(whole, form="third", checkpointing=True, cp=cp) for cp in DEGREES),
+        *(replace(whole, dropout=0.2, microbatches=2, cp=cp) for cp in DEGREES),
+        *(replace(whole, shard_ranks=2, cp=cp) for cp in DEGREES),
+        replace(whole, samples=2, microbatches=2),
+        replace(whole, strategy="auto", max_grad_norm=0.1),
     ]
 
 
@@ -163,7 +190,7 @@ def row_of(sample: int, encoders: tuple[str, ...]) -> dict[str, Any]:
 
 def packed_rows(samples: tuple[int, ...], encoders: tuple[str, ...], unit: str | None = None) -> PackedMicrobatch:
     """As a rank of that unit receives these samples; None: everything."""
-    return packed([row_of(sample, encoders) for sample in samples], unit)
+    return packed([row_of(sample, encoders) for sample in samples], UNIT_COLUMNS[unit] if unit else None)
 
 
 @lru_cache(maxsize=64)
@@ -191,8 +218,8 @@ def one_process(case: FsdpCase) -> tuple[list[StepResult], dict[str, np.ndarray]
         train_step.accumulate(packed_rows(samples, case.encoders))
         if step == 0:
             weight = train_step._target_weight
-            gradients = {n: p.grad.numpy() / weight for n, p in model.named_parameters() if p.grad is not None}
+            gradients = {name: gradient.numpy() / weight for name, gradient in gradients_of(model).items()}
         results.append(train_step.finish(LEARNING_RATE))
         if step == 0 and results[0].grad_norm > case.max_grad_norm:
             gradients = {name: one * (case.max_grad_norm / results[0].grad_norm) for name, one in gradients.items()}
-    return results, gradients, {name: p.detach().numpy().copy() for name, p in model.named_parameters()}
+    return results, gradients, {name: weight.numpy().copy() for name, weight in weights_of(model).items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from headrace.manifest import Vocabulary
 from headrace.plan import LLM
 from headrace.spec import JobSpec, parse_spec
+from headrace.trainer.models.fused_linear import Part
 from headrace.trainer.orchestrated.fsdp_checkpoint import FsdpCheckpoints, load
 from headrace.trainer.orchestrated.orchestrated_loader import microbatches
 from headrace.trainer.orchestrated.orchestrated_model import OrchestratedModel
@@ -30,7 +32,7 @@ from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult, make_optimizer
 from tests.verify.batches import AUDIO, AUDIO_TOKEN, IMAGE, IMAGE_TOKEN, VOCAB, enlarge, whole_model
-from tests.verify.fsdp_cases import LEARNING_RATE, SEED, STEPS, FsdpCase, packed_rows
+from tests.verify.fsdp_cases import BLOCK, LEARNING_RATE, SEED, STEPS, FsdpCase, packed_rows
 from tests.verify.processes import Processes
 
 MOST_RANKS = 4
@@ -90,7 +92,7 @@ def _run(rank: int, order: FsdpOrder, meshes: dict[tuple[int, int | None], Devic
         return []
     topology = PipelineTopology.model_validate(case.topology)
     model = own_model(order.module, meshes[key]) if order.module else model_of(case, topology, meshes[key])
-    optimizer = make_optimizer(model.sharded.values())
+    optimizer = make_optimizer(model.sharded)
     for options in optimizer.param_groups:
         options["lr"] = LEARNING_RATE
     if order.load_from:
@@ -104,13 +106,13 @@ def _run(rank: int, order: FsdpOrder, meshes: dict[tuple[int, int | None], Devic
             model.accumulate(microbatch)
         results.append(model.average(case.max_grad_norm))
         if step == order.steps[0]:
-            gradients = {name: _whole(p.grad) for name, p in model.sharded.items() if p.grad is not None}
+            gradients = {n: one for p, fused in model.sharded.items() if p.grad is not None for n, one in _wholes(p.grad, fused)}
         optimizer.step()
         model.discard()
     if order.save_to:
         saving = FsdpCheckpoints(Path(order.save_to), model, optimizer, goes_on=False)
         saving.save(order.steps[-1] + 1, {}, {})
-    weights = {name: _whole(p.detach()) for name, p in model.sharded.items()}
+    weights = {name: whole for p, fused in model.sharded.items() for name, whole in _wholes(p.detach(), fused)}
     count = model.exchanged
     tensors = (gradients, weights) if rank == 0 else ({}, {})
     return [FsdpAnswer(results, *tensors, sent_bytes=count.sent, planned_bytes=count.planned)]
@@ -138,18 +140,21 @@ def model_of(case: FsdpCase, topology: PipelineTopology, mesh: DeviceMesh) -> Or
         roots,
         llm,
         mesh=mesh,
-        spec=spec_of(case.units),
+        spec=spec_of(case.units, case.ranks, case.cp),
         vocabulary=VOCABULARY,
         mp_policy=policy if case.dtype != "float32" else None,
         dtype=dtype,
+        block=BLOCK,
     )
 
 
 VOCABULARY = Vocabulary(size=VOCAB, image_token=IMAGE_TOKEN, audio_token=AUDIO_TOKEN)
 
 
-def spec_of(units: tuple[str, ...]) -> JobSpec:
-    document = {"name": "j", "sources": [{"path": "/d"}], "topology": {"stages": dict.fromkeys(units, 1)}}
+def spec_of(units: tuple[str, ...], ranks: int = 1, cp: int | str = 1) -> JobSpec:
+    topology, shared = {"replicas": ranks, "stages": dict.fromkeys(units, 1)}, {"llm": {"cp": cp}}
+    execution = {"trainer": "fsdp", "units": shared}
+    document = {"name": "j", "sources": [{"path": "/d"}], "topology": topology, "execution": execution}
     return parse_spec(document).model_copy(update={"image": IMAGE, "audio": AUDIO})
 
 
@@ -163,8 +168,7 @@ def own_model(path: str, mesh: DeviceMesh) -> OrchestratedModel:
     return OrchestratedModel(encoders, llm, mesh=mesh, spec=spec, vocabulary=VOCABULARY)
 
 
-def _whole(tensor: torch.Tensor | None) -> np.ndarray:
-    """A copy of all of it: a collective call."""
-    assert tensor is not None
+def _wholes(tensor: torch.Tensor, fused: Sequence[Part]) -> Iterator[tuple[str, np.ndarray]]:
+    """A copy of all of each part of a parameter's tensor: a collective call."""
     whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return whole.float().clone().numpy()
+    return ((part.name, part.of(whole).float().clone().numpy()) for part in fused)

@@ -16,7 +16,7 @@ from tests.verify.covering import covering_cases
 from tests.verify.fsdp_cases import every_fsdp_case
 from tests.verify.fsdp_comparison import fsdp_differences
 from tests.verify.fsdp_processes import fsdp_processes
-from tests.verify.processes import OPEN_END, Processes
+from tests.verify.processes import TRANSPORTS, Processes
 
 STRENGTH = 3
 
@@ -34,13 +34,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A pipeline's case, and what carries its messages."""
+    """A pipeline's case, and what carries its messages, one after the other."""
 
     case: Case
-    transport: str
+    transports: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.case}, {self.transport}"
+        return f"{self.case}, {' and '.join(self.transports)}"
 
 
 def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
@@ -49,16 +49,16 @@ def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
 
 
 def _carried(args: Namespace) -> Sequence[Carried]:
-    transports = [args.transport] if args.transport else list(OPEN_END)
+    transports = (args.transport,) if args.transport else tuple(TRANSPORTS)
     cases = _drawn(list(every_case() if args.cases is not None else covering_cases(STRENGTH)), args)
-    return [Carried(case, transports[number % len(transports)]) for number, case in enumerate(cases)]
+    return [Carried(case, transports) for case in cases]
 
 
 PARTS = {
     "pipeline": Part(
         _carried,
         lambda: Processes(MOST_PROCESSES),
-        lambda processes, carried: differences(processes, carried.case, transport=carried.transport),
+        lambda processes, carried: differences(processes, carried.case, transports=carried.transports),
     ),
     "fsdp": Part(lambda args: _drawn(every_fsdp_case(), args), fsdp_processes, fsdp_differences),
     "context": Part(lambda args: _drawn(every_context_case(), args), context_processes, context_differences),

@@ -10,10 +10,11 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +25,18 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import ProcessGroupGloo
 
+from headrace.model_shape import ModelShape
 from headrace.plan import GENERATOR, StepPlan
 from headrace.spec import parse
 from headrace.trainer.loading.packs import Padding, in_packs
+from headrace.trainer.models.fused_linear import Part, parts_of
+from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.cargo import Cargo, Feed
-from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, suited_end
+from headrace.trainer.pipeline.channels import ChannelEnd, ChannelRanks, Channels, group_end
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import Checkpoint
+from headrace.trainer.pipeline.feed import columns_of
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.place_step import PlaceStep
@@ -42,7 +47,7 @@ from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult
 from tests.host_waits import watched
-from tests.ordered_backend import ordered_end
+from tests.ordered_backend import ordered
 from tests.verify.batches import AUDIO, GENERATING, IMAGE, SHAPE, VOCAB, enlarge, packed_samples, whole_model
 
 TIMEOUT_S = 300.0  # of a case on a busy machine, the first one with the start of the processes
@@ -56,8 +61,8 @@ MAY_WAIT = {
 }
 """Places where the host may wait for a GPU once a step, and what it reads there: all behind the last action."""
 CPU = torch.device("cpu")
-OPEN_END = {"gloo": suited_end, "ordered": ordered_end}
-"""By transport, the function that opens an end of a channel: gloo, or on it an EMULATION of NCCL, which keeps the order."""
+TRANSPORTS: dict[str, Callable[[ChannelEnd], ChannelEnd]] = {"gloo": lambda end: end, "ordered": ordered}
+"""What carries messages, and what makes it of a channel's end on gloo. `ordered` EMULATES NCCL, which keeps their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,10 @@ class Order:
     tied: bool = True
     """Whether the LLM's head is its embedding."""
     transport: str = "gloo"
-    """One of OPEN_END."""
+    """One of TRANSPORTS."""
+    is_first: bool = True
+    """Whether this is the first transport that the case runs on: there the first step is also discarded and run again, and what
+    would make the host wait for a GPU is looked for, since neither knows what carries messages."""
     load_from: str = ""
     """Folder of checkpoints, to begin with the newest."""
     save_to: str = ""
@@ -193,24 +201,38 @@ class _Made:
 
     groups: dict[tuple[Any, ...], ProcessGroups] = field(default_factory=dict)
     """By all that they are made from."""
-    ends: dict[tuple[str, ChannelRanks], ChannelEnd | None] = field(default_factory=dict)
-    """By transport, and what carries the channel."""
+    ends: dict[ChannelRanks, dict[str, ChannelEnd | None]] = field(default_factory=dict)
+    """By what carries the channel, and by transport."""
 
 
 def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGroups:
     rank = dist.get_rank()
 
     def open_end(ranks: ChannelRanks) -> ChannelEnd | None:
-        key = order.transport, ranks
-        if key not in made.ends:
-            made.ends[key] = OPEN_END[order.transport](ranks, rank, CPU)
-        return made.ends[key]
+        if ranks not in made.ends:
+            end = group_end(ranks, rank, CPU)
+            made.ends[ranks] = {name: end and make(end) for name, make in TRANSPORTS.items()}
+        return made.ends[ranks][order.transport]
 
     # The same key on every process, as all of them make groups together.
     key = tuple(map(topology.places, range(topology.world_size))), topology.tensor_groups(), order.tied
     if key not in made.groups:
         made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
     return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))
+
+
+class _Observed(PipelineStep):
+    """Keeps what the first step accumulates, when it does so for the first time."""
+
+    first: tuple[StepResult, ...] = ()
+    gradients: Sequence[dict[str, np.ndarray]] = ()
+    """Of each place."""
+
+    def accumulate(self, routes: Routes, feeds: Sequence[Feed]) -> StepResult:
+        result = super().accumulate(routes, feeds)
+        if not self.first:
+            self.first, self.gradients = (result,), [_gradients(place) for place in self.places]
+        return result
 
 
 def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
@@ -223,61 +245,62 @@ def _run(rank: int, order: Order, made: _Made) -> list[Answer]:
     dtype = getattr(torch, order.dtype)
     stages = {place: stages_of(topology, place, groups, dtype, tied=order.tied) for place in topology.places(rank)}
     settings = OptimizerSpec(max_grad_norm=order.max_grad_norm)
-    step = PipelineStep(topology, stages, groups, settings=settings, dtype=dtype)
+    step = _Observed(topology, stages, groups, settings=settings, dtype=dtype)
     first_step = 0
     if order.load_from:
         checkpoint = Checkpoint.newest(Path(order.load_from))
         load(checkpoint, step)
         first_step = checkpoint.step
 
-    def data_of(portion: Portion) -> Any:
-        data = packed_samples(portion.samples, audio=order.audio, unit=portion.unit)
+    def data_of(place: Place, portion: Portion) -> Any:
+        data = packed_samples(portion.samples, audio=order.audio, columns=columns_of(topology, place))
         if not order.packs:
             return data
         packs = [list(pack) for _, pack in itertools.groupby(portion.samples, order.packs.__getitem__)]
         return in_packs(data, packs, Padding(pack_tokens=order.pack_tokens, segment_tokens=order.pack_tokens, token=0))
 
-    results, gradients = [], []
+    results = []
     waits: Counter[str] = Counter()
     for number, plan in enumerate(order.plans):
         routes = Routes(StepPlan.from_json(plan), topology.replicas)
-        feeds = [place.prepare.feed(routes, data_of) for place in step.places]
-        if number == 0:
-            results.append(step.accumulate(routes, feeds))
-            gradients = [_gradients(place) for place in step.places]
+        feeds = [place.prepare.feed(routes, partial(data_of, place.place)) for place in step.places]
+        if number == 0 and order.is_first:
+            step.accumulate(routes, feeds)
             step.discard()
-        found: Counter[str] = Counter()
-        with ThreadPoolExecutor(1) as packing, watched(found, MAY_WAIT):
+        # the first one makes what is made once
+        watch = watched(waits, MAY_WAIT) if number and order.is_first else nullcontext()
+        with ThreadPoolExecutor(1) as packing, watch:
             results.append(step.run(routes, [partial(_beside, packing, feed) for feed in feeds], order.learning_rate))
-        waits += found if number else Counter()  # the first one makes what is made once
     if order.save_to:
         with CheckpointWriter(Path(order.save_to), step, goes_on=order.save_to == order.load_from) as writer:
             writer.save(first_step + len(order.plans), {})
     return [
-        _answer_of(place, results, of_place, waits if number == 0 else {})
-        for number, (place, of_place) in enumerate(zip(step.places, gradients, strict=True))
+        _answer_of(place, [*step.first, *results], of_place, waits if number == 0 else {})
+        for number, (place, of_place) in enumerate(zip(step.places, step.gradients, strict=True))
     ]
 
 
 def _answer_of(place: PlaceStep, results: list[StepResult], gradients: dict[str, np.ndarray], waits: Mapping[str, int]) -> Answer:
     place.optimizer.wait()
     parameters = _parameters(place)
-    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters.values()}
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in parameters}
     shards = {one for stage in place.stages if stage.sharded is not None for one in stage.sharded.buckets}
     at_rest = sum(storages.values()) + sum(bucket.kept_bytes for bucket in shards)
     state = dict(place.optimizer.state())
     moments = {
-        name: np.stack([state[p][kind].numpy() for kind in ("exp_avg", "exp_avg_sq")])
-        for name, p in parameters.items()
+        part.name: np.stack([part.of(state[p][kind]).numpy() for kind in ("exp_avg", "exp_avg_sq")])
+        for p, fused in parameters.items()
         if p in state
+        for part in fused
     }
-    weights = {name: p.detach().float().clone().numpy() for name, p in place.whole(parameters.items())}
+    held = place.whole((fused, p) for p, fused in parameters.items())
+    weights = {part.name: part.of(p.detach()).float().clone().numpy() for fused, p in held for part in fused}
     own, num_slices = place.place, place.topology.units[place.place.unit].tp
     return Answer(own.slice, num_slices, results, gradients, weights, dict(waits), at_rest, moments)
 
 
-def _parameters(place: PlaceStep) -> dict[str, torch.nn.Parameter]:
-    return {name: p for stage in place.stages for name, p in stage.model.named_parameters()}
+def _parameters(place: PlaceStep) -> dict[torch.nn.Parameter, Sequence[Part]]:
+    return {p: fused for stage in place.stages for p, fused in parts_of(stage.model)}
 
 
 def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
@@ -288,8 +311,8 @@ def _beside(packing: ThreadPoolExecutor, feed: Feed, portion: Portion) -> Cargo:
 def _gradients(step: PlaceStep) -> dict[str, np.ndarray]:
     """Of whole parameters, gathered from the replicas, of which each has a part."""
     own = {piece.parameter: (piece.begin, piece.weight.grad) for piece in step.optimizer.pieces}
-    found = {}
-    for name, parameter in _parameters(step).items():
+    found: dict[str, np.ndarray] = {}
+    for parameter, fused in _parameters(step).items():
         begin, part = own.get(parameter, (0, None))
         whole = torch.full((parameter.numel(),), -torch.inf)
         if part is not None:
@@ -297,7 +320,7 @@ def _gradients(step: PlaceStep) -> dict[str, np.ndarray]:
         if step.groups.replicas is not None:
             dist.all_reduce(whole, dist.ReduceOp.MAX, group=step.groups.replicas)
         if not torch.isneginf(whole).all():
-            found[name] = whole.view(parameter.shape).numpy()
+            found |= {part.name: part.of(whole.view(parameter.shape)).numpy() for part in fused}
     return found
 
 
@@ -307,13 +330,19 @@ def cut(topology: PipelineTopology) -> PipelineTopology:
     return with_cuts(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)
 
 
+@cache
+def _template(shape: ModelShape, tied: bool, dropout: float) -> MultimodalModel:
+    """The whole model, of which a copy takes half as long as to make another."""
+    return whole_model(shape, tied=tied, dropout=dropout)
+
+
 def stages_of(
     topology: PipelineTopology, place: Place, groups: ProcessGroups, dtype: torch.dtype = torch.float32, *, tied: bool = True
 ) -> list[Stage]:
     """The stages of one place of this process."""
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
-    make_model = partial(whole_model, shape, tied=tied, dropout=topology.dropout)
+    make_model = partial(deepcopy, _template(shape, tied, topology.dropout))
     stages = build_stages(
         make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.of_place[place].slices, dtype=dtype
     )

@@ -12,7 +12,7 @@ from headrace.cli.command_families import COMMANDS
 TYPE_CHECKING = False  # typing's own would be imported before `main` can catch an interrupt
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
     from typing import Any, NoReturn
 
 # Read once, when gRPC is imported: its own log repeats our errors less clearly, and children are started by exec only. What it
@@ -128,8 +128,23 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
         def __init__(self, **options: Any) -> None:
             super().__init__(formatter_class=HelpFormatter, **options)
 
+        def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+            """Refuse what this command does not know: the one that calls it would send its user to another help."""
+            known, unknown = super().parse_known_args(args, namespace)
+            if unknown:
+                alike = _alike(unknown[0].partition("=")[0], self._option_string_actions)
+                self.error(f"unrecognized arguments: {' '.join(unknown)}{alike}")
+            return known, unknown
+
+        def _check_value(self, action: argparse.Action, value: Any) -> None:
+            if action.choices is not None and value not in action.choices and (alike := _alike(str(value), action.choices)):
+                raise argparse.ArgumentError(action, f"there is no {str(value)!r}{alike}")
+            super()._check_value(action, value)
+
         def error(self, message: str) -> NoReturn:
-            self.exit(EXIT_USER_ERROR, f"{self.prog}: {message}; `{self.prog} --help` says more\n")
+            self.exit(
+                EXIT_USER_ERROR, f"{self.prog}: {message}{' ' if message.endswith('?') else '; '}`{self.prog} --help` says more\n"
+            )
 
     class Version(argparse.Action):
         """Print the version, which is looked up only on request since that takes a moment as well."""
@@ -194,6 +209,14 @@ def _parser(loaded: Collection[str]) -> argparse.ArgumentParser:
             found.add_arguments(sub)
             sub.set_defaults(run=found.run)
     return parser
+
+
+def _alike(name: str, known: Iterable[object]) -> str:
+    """Return a question for one of the known names that is much like this one; nothing where there is none."""
+    import difflib  # imported here because only mistakes need it
+
+    close = difflib.get_close_matches(name, [str(one) for one in known], 1, 0.75)
+    return f"; did you mean {close[0]}?" if close and len(name) > 2 else ""
 
 
 def every_command() -> argparse.ArgumentParser:

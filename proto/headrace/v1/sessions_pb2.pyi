@@ -136,18 +136,20 @@ class WholePlan(_message.Message):
     def __init__(self, strategy: _Optional[str] = ..., seed: _Optional[int] = ..., generation: _Optional[int] = ..., chosen: _Optional[str] = ..., replicas: _Optional[int] = ..., microbatches: _Optional[int] = ..., first_sample: _Optional[int] = ..., units: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., lengths: _Optional[_Iterable[int]] = ..., dealt: _Optional[_Iterable[_Union[PlannedUnit, _Mapping]]] = ..., in_flight: _Optional[int] = ...) -> None: ...
 
 class PlannedUnit(_message.Message):
-    __slots__ = ("unit", "stages", "counts", "samples", "seconds")
+    __slots__ = ("unit", "stages", "counts", "samples", "seconds", "degrees")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DEGREES_FIELD_NUMBER: _ClassVar[int]
     unit: str
     stages: int
     counts: _containers.RepeatedScalarFieldContainer[int]
     samples: _containers.RepeatedScalarFieldContainer[int]
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    degrees: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, unit: _Optional[str] = ..., stages: _Optional[int] = ..., counts: _Optional[_Iterable[int]] = ..., samples: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., degrees: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankMicrobatch(_message.Message):
     __slots__ = ("replica", "index", "tickets", "num_samples", "parts", "packs", "sources")
@@ -242,20 +244,26 @@ class CommitRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ..., content: _Optional[int] = ...) -> None: ...
 
 class MeasuredWork(_message.Message):
-    __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds")
+    __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds", "chunks", "begins_s", "origin_unix_s")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MICROBATCHES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_S_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     unit: str
     replica: int
     stage: int
     kind: int
     microbatches: _containers.RepeatedScalarFieldContainer[int]
     seconds: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, unit: _Optional[str] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ...) -> None: ...
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    begins_s: _containers.RepeatedScalarFieldContainer[float]
+    origin_unix_s: float
+    def __init__(self, unit: _Optional[str] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., chunks: _Optional[_Iterable[int]] = ..., begins_s: _Optional[_Iterable[float]] = ..., origin_unix_s: _Optional[float] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("committed", "missing")

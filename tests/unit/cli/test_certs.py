@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from headrace.cli.main import main
-from headrace.cli.run.authority import FOLDERS, make_papers
+from headrace.cli.run.authority import FOLDERS, STORE, STORE_FOLDER, make_papers
 from headrace.errors import UserError
 from headrace.identity import AUTHORITIES, CHAIN, KEY, load_papers
 from tests.papers import serial_number
@@ -46,6 +46,34 @@ def test_only_servers_have_papers_of_servers(tmp_path: Path) -> None:
         uses = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         assert ExtendedKeyUsageOID.CLIENT_AUTH in uses
         assert (ExtendedKeyUsageOID.SERVER_AUTH in uses) is is_server
+
+
+def test_a_redis_server_has_papers_for_its_hosts_where_they_are_named(tmp_path: Path) -> None:
+    assert main(["certs", str(tmp_path)]) == 0
+    assert not (tmp_path / STORE_FOLDER).exists()
+    assert main(["certs", str(tmp_path), "--store-host", "redis", "--store-host", "10.0.0.7"]) == 0
+    certificate = x509.load_pem_x509_certificate((tmp_path / STORE_FOLDER / CHAIN).read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == [STORE, "redis"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+    assert ExtendedKeyUsageOID.SERVER_AUTH in certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+
+
+def test_hosts_of_a_redis_server_need_to_be_named_once(tmp_path: Path) -> None:
+    list(make_papers(tmp_path, 30, now=NOW, store_hosts=["redis"]))
+    first = serial_number(tmp_path / STORE_FOLDER)
+    assert not any(made.is_new for made in make_papers(tmp_path, 30, now=NOW + timedelta(days=1)))
+    *_, renewed = make_papers(tmp_path, 30, now=NOW + timedelta(days=21))
+    assert (renewed.folder.name, renewed.is_new) == (STORE_FOLDER, True)
+    assert serial_number(tmp_path / STORE_FOLDER) != first
+    assert load_papers(tmp_path / STORE_FOLDER, NOW + timedelta(days=21)).names == (STORE, "redis")
+
+
+def test_another_host_of_a_redis_server_takes_new_papers(tmp_path: Path) -> None:
+    list(make_papers(tmp_path, 30, store_hosts=["redis"]))
+    both = make_papers(tmp_path, 30, store_hosts=["redis", "store"])
+    assert [made.folder.name for made in both if made.is_new] == [STORE_FOLDER]
+    assert not any(made.is_new for made in make_papers(tmp_path, 30, store_hosts=["store"])), "which has that name, too"
 
 
 def test_what_has_used_two_thirds_of_its_time_is_renewed_by_the_same_authority(tmp_path: Path) -> None:
@@ -123,6 +151,7 @@ def test_what_cannot_be_done_is_a_sentence(tmp_path: Path, capsys: pytest.Captur
     for arguments, sentence in [
         ([str(tmp_path), "--days", "0"], "--days must be from 1 to 3650, got 0"),
         ([str(tmp_path / "file")], f"cannot write {tmp_path / 'file'}"),
+        ([str(tmp_path), "--store-host", "redis:6379"], "--store-host must be a host's name or address without a port"),
     ]:
         assert main(["certs", *arguments]) == 2
         out, err = capsys.readouterr()

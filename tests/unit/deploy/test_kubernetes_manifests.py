@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.identity import AUTHORITIES, CHAIN, KEY
 from headrace.spec import JobSpec
 from tests.kubernetes_documents import BASE, DEPLOYMENTS, OVERLAYS, containers, faults, named, pod_specs, unrestricted
 from tests.kustomization import Document, kustomized
@@ -23,6 +24,7 @@ MADE_BY_HAND = {  # what the page has its reader make, and nobody else does
     "headrace-tls-preprocessor",
     "headrace-tls-trainer",
     "headrace-tls-client",
+    "headrace-tls-store",
     "headrace-tokens",
     "headrace-redis",
     "headrace-data",
@@ -130,6 +132,25 @@ def test_redis_is_reached_by_the_reorder_service_alone() -> None:
     (rule,) = policies["headrace-redis"]["ingress"]
     assert [peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in rule["from"]] == ["reorder"]
     assert not any(_without_peers(rule) for rule in policies["headrace-reorder"]["ingress"])
+
+
+def test_redis_speaks_tls_only_to_those_with_papers() -> None:
+    (redis,) = [document for document in read(BASE) if named(document) == "StatefulSet/headrace-redis"]
+    (pod,) = pod_specs(redis)
+    (container,) = pod["containers"]
+    words = container["args"]
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert (options["--port"], options["--tls-auth-clients"]) == ("0", "yes")
+    assert int(options["--tls-port"]) == container["ports"][0]["containerPort"]
+    files = {options[f"--tls-{name}-file"] for name in ("cert", "key", "ca-cert")}
+    assert files == {f"/run/redis-tls/{name}" for name in (CHAIN, KEY, AUTHORITIES)}
+    (url,) = re.findall(r"rediss?://headrace:[^\"]*", (DEPLOYMENTS.parents[1] / "docs" / "kubernetes.md").read_text())
+    name = redis["spec"]["serviceName"]
+    asked = "&".join(
+        f"{option}=/run/headrace/tls/{file}"
+        for option, file in (("ssl_ca_certs", AUTHORITIES), ("ssl_certfile", CHAIN), ("ssl_keyfile", KEY))
+    )
+    assert url == f"rediss://headrace:$password@{name}:6379/0?{asked}"
 
 
 def _without_peers(rule: Document) -> bool:

@@ -47,6 +47,18 @@ def test_only_those_who_need_it_see_the_authority_and_the_store() -> None:
     assert COMPOSE["networks"]["store"] == {"internal": True}
 
 
+def test_the_store_speaks_tls_only_to_those_with_papers() -> None:
+    redis, reorder = str(SERVICES["redis"]["command"]), str(SERVICES["reorder"]["command"])
+    for words in ("--port 0 --tls-port 6379", "--tls-auth-clients yes", "--aclfile /run/headrace/users.acl"):
+        assert words in redis
+    assert "@redis:6379" in reorder
+    assert "redis://" not in reorder
+    assert "--store-host redis\n" in (ROOT / "docker" / "make_papers.sh").read_text(encoding="utf-8")
+    for option, file in (("ssl_ca_certs", "ca.crt"), ("ssl_certfile", "tls.crt"), ("ssl_keyfile", "tls.key")):
+        assert f"{option}=/run/headrace/{file}" in reorder
+    assert "store-papers:/run/headrace:ro" in SERVICES["redis"]["volumes"]
+
+
 def test_what_is_published_is_published_on_loopback() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert len(ports) == 4

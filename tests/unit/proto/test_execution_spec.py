@@ -62,6 +62,14 @@ def job(**execution: Any) -> JobSpec:
         ({"trainer": "fsdp", "units": {"llm": {"tp": 2}}}, "tp is for pipelines, and with `trainer: fsdp` every rank has all"),
         ({"trainer": "fsdp", "units": {"llm": {"checkpointing": "auto"}}}, "take true or false with `trainer: fsdp`"),
         ({"trainer": "fsdp"}, "set it to {vision: 1, audio: 1, llm: 1}"),
+        (
+            {"units": {"llm": {"cp": 2}}},
+            "unit 'llm' has cp 2, which is for the llm on FSDP ranks: set `trainer: fsdp`, or take it",
+        ),
+        (
+            {"trainer": "fsdp", "units": {"vision": {"cp": "auto"}}},
+            "unit 'vision' has cp auto, which shares sequences of the llm, and media are not cut: take it away, or set",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_sentence(execution: dict[str, Any], sentence: str) -> None:

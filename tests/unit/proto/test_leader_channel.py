@@ -157,7 +157,7 @@ async def test_nobody_waits_for_a_resolver_who_has_a_channel(names: Names, monke
 
 
 async def test_nobody_at_any_of_the_names_is_a_service_that_does_not_answer(names: Names) -> None:
-    with pytest.raises(EndpointError, match=r"no reorder service answers at a\.test:1,b\.test:2"):
+    with pytest.raises(EndpointError, match=r"answers at a\.test:1,b\.test:2: no host name 'a\.test' or 'b\.test' is known"):
         await asyncio.to_thread(rpc.await_reorder_service, "a.test:1,b.test:2", 0.3)
     with rpc.channel("a.test:1,b.test:2") as channel, pytest.raises(UnavailableError, match="does not answer"):
         await show(channel, "a.test:1,b.test:2")

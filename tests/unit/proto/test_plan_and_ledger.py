@@ -90,6 +90,27 @@ def test_replicas_of_a_unit_that_do_not_have_the_plans_samples_are_refused(unit:
         StepPlan.from_json(DOCUMENT | {"unit_replicas": {unit: replicas}}).check()
 
 
+SHARED: dict[str, Any] = DOCUMENT | {"degrees": {"9": 2}}
+"""The same plan, with a sample that both replicas of the LLM share."""
+
+
+def test_a_plan_with_shared_sequences_is_the_same_in_its_public_form_and_behind_the_wire() -> None:
+    plan = StepPlan.from_json(SHARED)
+    plan.check()
+    assert plan.to_json() == SHARED
+    assert (plan.sharers(9, 0), plan.sharers(7, 0)) == (range(2), range(1))
+    written = message_codec.plan_message(plan).SerializeToString()
+    assert message_codec.plan_value(sessions_pb2.WholePlan.FromString(written)) == replace(plan, predicted=None)
+
+
+@pytest.mark.parametrize("degrees", [{"9": 1}, {"9": 3}, {"1": 2}, {"4": 2}])
+def test_sequences_are_shared_by_two_replicas_that_are_there_or_more(degrees: dict[str, int]) -> None:
+    """Sample 1 is on the last replica, and 4 is nowhere."""
+    [(sample, degree)] = degrees.items()
+    with pytest.raises(ValueError, match=f"sample {sample} is shared by {degree} replicas of 'llm': it needs two or more"):
+        StepPlan.from_json(DOCUMENT | {"degrees": degrees}).check()
+
+
 def test_deferral_is_sound() -> None:
     make_plan([{"encoder": [1, 2], LLM: [1]}, {"encoder": [], LLM: [2]}]).check()
 

@@ -71,6 +71,13 @@ def test_json_and_yaml_give_the_same_spec_back(document: dict[str, Any], tmp_pat
     assert load_spec_yaml(path) == spec
 
 
+def shared(cp: int | str, **topology: Any) -> dict[str, Any]:
+    """Of a job on four FSDP ranks that share the LLM's sequences."""
+    stages = {"vision": 1, "audio": 1, "llm": 1}
+    execution = {"trainer": "fsdp", "units": {"llm": {"cp": cp}}}
+    return {"execution": execution, "topology": {"replicas": 4, "stages": stages, **topology}}
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"name": ""}, "name", "63 letters"),
     ({"name": "a/b"}, "name", "63 letters"),
@@ -106,6 +113,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "job spec",
         "`trainer: fsdp` takes strategy auto or orchmllm or random or llm-only, got 'entrain': change it",
     ),
+    (
+        shared(3),
+        "job spec",
+        "'llm' has cp 3, which does not divide the 4 FSDP ranks (topology.replicas): take a divisor, or auto",
+    ),
+    ({**shared(2), "strategy": "random"}, "job spec", "cp 2 of the llm, but strategy 'random' puts a sequence on one rank"),
+    (
+        {**shared("auto"), "pack_tokens": 32768},
+        "job spec",
+        "but pack_tokens (32768) plans packs, and sequences are shared singly",
+    ),
+    ({**shared(2), "orchmllm": {"forms": {"llm": "padded"}}}, "job spec", "but orchmllm.forms has 'padded' of the llm"),
+    ({**shared(2, speeds=[1, 1, 2, 1])}, "job spec", "but topology.speeds gives ranks unequal work"),
     ({"text": {"template": "alpaca"}}, "text.template", "chatml"),
     ({"globalbatch": 4}, "globalbatch", "no such field"),
     ({"global_batch": 10**10}, "global_batch", "less than or equal to 1048576"),

@@ -14,6 +14,7 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from headrace.processes import torchrun_environments
+from tests.endless_backend import ABORTED, STUCK
 from tests.unit.trainer.watched_rank import FAULTY_RANK, HELD_AT_ITS_END, run_rank
 
 NUM_RANKS = 6
@@ -36,11 +37,13 @@ class Job:
         faulty_rank: int,
         hang_s: float,
         agent: Mapping[str, str],
+        backend: str,
+        num_ranks: int,
     ):
-        self.logs = [folder / f"{rank}.log" for rank in range(NUM_RANKS)]
+        self.logs = [folder / f"{rank}.log" for rank in range(num_ranks)]
         self.processes = [
-            FORKING.Process(target=run_rank, args=({**environment, **agent}, fault, faulty_rank, hang_s, log))
-            for environment, log in zip(torchrun_environments(NUM_RANKS), self.logs, strict=True)
+            FORKING.Process(target=run_rank, args=({**environment, **agent}, fault, faulty_rank, hang_s, log, backend))
+            for environment, log in zip(torchrun_environments(num_ranks), self.logs, strict=True)
         ]
         for process in self.processes:
             process.start()
@@ -48,7 +51,7 @@ class Job:
     def wait(self, *, leave_out: int | None = None) -> Mapping[int, int | None]:
         """Exit codes by rank; None of those that do not end."""
         deadline = time.monotonic() + END_S
-        ranks = [rank for rank in range(NUM_RANKS) if rank != leave_out]
+        ranks = [rank for rank in range(len(self.processes)) if rank != leave_out]
         for rank in ranks:
             self.processes[rank].join(max(0.0, deadline - time.monotonic()))
         return {rank: self.processes[rank].exitcode for rank in ranks}
@@ -64,9 +67,15 @@ def run(tmp_path: Path) -> Iterator:
     jobs = []
 
     def start(
-        fault: str, *, faulty_rank: int = FAULTY_RANK, hang_s: float = LONG_S, agent: Mapping[str, str] | None = None
+        fault: str,
+        *,
+        faulty_rank: int = FAULTY_RANK,
+        hang_s: float = LONG_S,
+        agent: Mapping[str, str] | None = None,
+        backend: str = "gloo",
+        num_ranks: int = NUM_RANKS,
     ) -> Job:
-        jobs.append(Job(tmp_path, fault, faulty_rank, hang_s, agent or {}))
+        jobs.append(Job(tmp_path, fault, faulty_rank, hang_s, agent or {}, backend, num_ranks))
         return jobs[-1]
 
     yield start
@@ -167,3 +176,41 @@ def test_a_job_that_gets_sigterm_while_a_rank_hangs_ends(run) -> None:
     for process in job.processes:
         os.kill(process.pid, signal.SIGTERM)
     assert set(job.wait().values()) == {130}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "hang_s"),
+    [
+        ("user error", "step 2: the batch has no samples: take a larger one", LONG_S),
+        pytest.param("unexpected", "step 2: ZeroDivisionError('division by zero')", LONG_S, marks=pytest.mark.slow),
+        ("hang", "at step 2", SHORT_S),
+        pytest.param("kill", "has said nothing", SHORT_S, marks=pytest.mark.slow),
+        pytest.param("terminate", "step 2: was told to end by SIGTERM", LONG_S, marks=pytest.mark.slow),
+    ],
+)
+def test_waits_that_never_end_are_aborted_on_all_ranks(run, fault: str, words: str, hang_s: float) -> None:
+    """On a backend that EMULATES NCCL's waits, which do not notice either that a process is gone."""
+    job = run(fault, hang_s=hang_s, backend="endless")
+    killed = FAULTY_RANK if fault == "kill" else None
+    codes = job.wait(leave_out=killed)
+    check_logs(job, codes, f"rank {FAULTY_RANK} (llm stage {FAULTY_RANK})")
+    check_logs(job, codes, words)
+    check_logs(job, codes, ABORTED)
+
+
+@pytest.mark.parametrize(("fault", "hang_s"), [("user error", LONG_S), pytest.param("hang", SHORT_S, marks=pytest.mark.slow)])
+def test_waits_that_not_even_an_abort_ends_end_with_the_processes(run, fault: str, hang_s: float) -> None:
+    job = run(fault, hang_s=hang_s, backend="endless, abort too")
+    codes = job.wait()
+    check_logs(job, codes, f"rank {FAULTY_RANK} (llm stage {FAULTY_RANK})")
+    check_logs(job, codes, STUCK)
+
+
+@pytest.mark.parametrize(
+    ("backend", "line"), [("endless", ABORTED), pytest.param("endless, abort too", STUCK, marks=pytest.mark.slow)]
+)
+def test_a_single_rank_that_fails_aborts_its_own(run, backend: str, line: str) -> None:
+    job = run("user error", faulty_rank=0, backend=backend, num_ranks=1)
+    codes = job.wait()
+    check_logs(job, codes, line)
+    assert codes == {0: 2}

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from headrace.observability.logs import configure_logging
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.side_channel import SideChannel
 from headrace.trainer.starting import process_group, rank, watched
+from tests.endless_backend import use_endless
 
 HELD_AT_ITS_END = "held at its end"
 STEPS, FAULTY_STEP, FAULTY_RANK = 4, 2, 3
@@ -42,6 +44,12 @@ FAULTS: dict[str, Callable[[], None]] = {
     "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
 }
+BACKENDS: dict[str, Callable[[], None]] = {
+    "gloo": lambda: None,
+    "endless": use_endless,
+    "endless, abort too": partial(use_endless, aborts=False),
+}
+"""What the ranks wait in."""
 
 
 def _stop_once_done(channel: SideChannel) -> None:
@@ -51,15 +59,19 @@ def _stop_once_done(channel: SideChannel) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def run_rank(environment: dict[str, str], fault: str, faulty_rank: int, hang_timeout_s: float, log: Path) -> None:
-    """Run the rank with its standard error in `log`. Exit code: that of `headrace train`, where the watch leaves it one."""
+def run_rank(environment: dict[str, str], fault: str, faulty_rank: int, hang_timeout_s: float, log: Path, backend: str) -> None:
+    """Run the rank with its standard error in `log`. Exit code: that of `headrace train`, where the watch leaves it one.
+
+    `backend`: one of BACKENDS.
+    """
     os.environ.update(environment)
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(1)
     configure_logging("trainer", "text")
+    BACKENDS[backend]()
     PROGRESS.place = f"llm stage {rank()}"
     try:
-        with watched(hang_timeout_s) as watch, process_group(torch.device("cpu"), watch):
+        with watched(hang_timeout_s) as watch, process_group(torch.device("cpu"), watch, alone=True):
             if fault == HELD_AT_ITS_END and rank() == faulty_rank and watch is not None:
                 threading.Thread(target=_stop_once_done, args=(watch.channel,), daemon=True).start()
             _train(FAULTS[fault] if rank() == faulty_rank else FAULTS["none"])

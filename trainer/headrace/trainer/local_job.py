@@ -77,6 +77,8 @@ class LocalJob:
         """Address of the reorder service, for `headrace top` and `headrace.jobs.Jobs`."""
         self.job = job
         """Name of the job."""
+        self.pids = services.pids
+        """Process ids of the reorder service, and then of the preprocessors."""
         self._over = threading.Event()
         threading.Thread(target=_look_after, args=(services, self._over), name="services", daemon=True).start()
         stack.callback(self._over.set)

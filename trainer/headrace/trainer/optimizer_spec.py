@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.errors import UserError
 from headrace.spec import parse, read_yaml
+from headrace.user_document import naming
 
 # Peak rates for AdamW with a warm-up of a few steps, by model. 7b to 9b are those of Llama 2 7B and Llama 3 8B, 70b that of
 # Llama 3 70B, 1b and 3b lie a little above 7b. tiny and small are our own: the largest rates at which the loss falls smoothly
@@ -123,4 +124,6 @@ class _OptimizerFile(BaseModel):
 
 def load_optimizer_yaml(path: Path) -> OptimizerSpec:
     """Read the section `optimizer:` of a YAML file that has no other. Raises SpecError."""
-    return parse(_OptimizerFile, read_yaml(path, "optimizer file"), "optimizer file").optimizer
+    document = read_yaml(path, "optimizer file")
+    with naming(path):
+        return parse(_OptimizerFile, document, "optimizer file").optimizer

@@ -18,10 +18,10 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
 
 from headrace.errors import HeadraceError
 from headrace.printable import printable
+from headrace.trainer.communicators import abort_communicators
 from headrace.trainer.hang_detection import ALARM_S, Patience, hung_job, silent_rank, who
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.side_channel import SideChannel, agent_has_store
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _CHECK_S = 0.2
 _GRACE_S = 1.0
-"""From the news of a failure until the process is ended, unless its main thread ends by itself."""
+"""From the news of a failure until the process is ended, unless its main thread ends by itself; how long that awaits an abort."""
 _TELL_S = 2.0
 """How long a failed rank waits until its words are in the store."""
 _HOST_S = 2.0
@@ -78,7 +78,10 @@ class RankWatch:
             raise
         finally:
             self._ends.set()
-            first = "" if error is None else self._tell(error)
+            first = ""
+            if error is not None:
+                first = self._tell(error)
+                abort_communicators().join(_GRACE_S)  # after the telling, as an abort may wait
             self._close()
             if error is not None and _gives_way(error) and first != self._words(error):
                 raise HeadraceError(first) from error
@@ -158,10 +161,7 @@ class RankWatch:
                     self._exit(_EXIT_INTERRUPTED)
             elif why := self._why():
                 first = self._settle(why)
-                if dist.is_initialized() and dist.get_backend() == "nccl":
-                    threading.Thread(
-                        target=_abort_process_group, name="abort", daemon=True
-                    ).start()  # ends the main thread's wait
+                abort_communicators()  # ends the main thread's wait
                 if not self._ends.wait(_GRACE_S):
                     self._say(first)
                     self._exit(_EXIT_FAILURE)

@@ -10,10 +10,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _abort_process_group
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
+from headrace.trainer.communicators import abort_communicators
 from headrace.trainer.devices import check_backend, check_device, check_shared_gpus
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
 from headrace.trainer.loading.session import MISSING_TIMEOUT_S
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 GROUP_TIMEOUT = timedelta(seconds=2 * MISSING_TIMEOUT_S)
 """Timeout of collectives: longer than ranks wait for data or for each other's commits, as the watch ends a job that hangs."""
+_ABORT_S = 4.0
+"""How long a single rank waits for the abort of its communicators."""
 
 
 def check_fresh(job: str, step: int, *, allowed: bool) -> None:
@@ -66,8 +68,8 @@ def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool 
 
     Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
 
-    `watch`: the result of `watched`. On an error its communicators are aborted, as their waits would not end; those of gloo
-    cannot be, and are left to the end of the process.
+    The backend is torch's default for the device: NCCL for GPUs, gloo for CPUs. `watch`: the result of `watched`, which aborts
+    the communicators on an error (`abort_communicators`), as their waits would not end; without it, that is done here.
     """
     check_device(device)
     if watch is None and not alone:
@@ -80,12 +82,12 @@ def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool 
         keys = [f"gpu {number}" for number in range(num_ranks())]
         store.set(keys[rank()], str(torch.cuda.get_device_properties(device).uuid))
         check_shared_gpus({number: gpu.decode() for number, gpu in enumerate(store.multi_get(keys))})
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=num_ranks(), timeout=GROUP_TIMEOUT)
     try:
         yield
     except BaseException:
-        if backend == "nccl" and dist.is_initialized():
-            _abort_process_group()
+        if watch is None:  # else it tells the other ranks first
+            abort_communicators().join(_ABORT_S)
         raise
     dist.destroy_process_group()

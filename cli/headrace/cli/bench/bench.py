@@ -1,4 +1,4 @@
-"""`headrace bench`: measures how fast this machine preprocesses and transports payload, and names the bottleneck."""
+"""`headrace bench`: measures how fast this machine preprocesses and transports payload, and what services take of its cores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,11 +20,24 @@ from headrace.errors import UserError
 
 if TYPE_CHECKING:
     from headrace.cli.bench import bench_preprocess, bench_transport
+    from headrace.spec import JobSpec
 
+_SERVICES_BATCH, _SERVICES_TOPOLOGY = 16, {"replicas": 1, "microbatches": 8, "stages": {"encoder": 1, "llm": 1}}
+"""Of the job that `bench services` measures where none is given."""
 _EPILOG = """\
 examples:
   headrace bench preprocess                  the bundled example
   headrace bench transport
+  headrace bench services --spec job.yaml    for `headrace orchestrate`, where trainers are on the same cores
+"""
+_SERVICES_EPILOG = """\
+A reorder service and a preprocessor take the steps of a job, whose batches nobody trains on. What each
+takes of processor cores, and what loading takes of trainers, is measured for a sample, and at rest. Below
+are the fields of a cluster file that `headrace orchestrate` reads (docs/orchestrate.md).
+
+examples:
+  headrace bench services 'data/charts-*.tar' --global-batch 16
+  headrace bench services --spec plan/job-execution.yaml
 """
 _PREPROCESS_EPILOG = """\
 examples:
@@ -65,7 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     transport.add_argument(
         "--encrypted", action="store_true", help="with mutual TLS, but for the raw socket (default: plain text)"
     )
-    for kind in (preprocess, transport):
+    services = kinds.add_parser(
+        "services", **described("what a job's services take of the cores, for a sample and at rest"), epilog=_SERVICES_EPILOG
+    )
+    services.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
+    )
+    services.add_argument("--steps", type=int, default=60, metavar="N", help="that are measured (default: %(default)s)")
+    services.add_argument("--global-batch", type=int, metavar="N", help="samples of a step (default: the job's, or 16)")
+    services.add_argument("--threads", type=int, default=1, metavar="N", help="of the preprocessor (default: %(default)s)")
+    add_reading_arguments(services)
+    for kind in (preprocess, transport, services):
         kind.add_argument(
             "--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)"
         )
@@ -75,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen benchmark and print its figures; return the exit code. Raises UserError for options out of range."""
     if args.kind == "preprocess":
         _preprocess(args)
+    elif args.kind == "services":
+        _services(args)
     else:
         _transport(args)
     return 0
@@ -144,6 +172,48 @@ def _transport(args: argparse.Namespace) -> None:
     for name, why in figures.impossible.items():
         out.print(f"{name}: {why}", highlight=False, markup=False, soft_wrap=True)
     out.print(transport_verdict(figures), highlight=False, markup=False, soft_wrap=True)
+
+
+def _services(args: argparse.Namespace) -> None:
+    from headrace.cli.bench.bench_services import measure
+
+    for flag, number in (("--steps", args.steps), ("--threads", args.threads), ("--global-batch", args.global_batch)):
+        if number is not None and number < 1:
+            raise UserError(f"{flag} must be at least 1, got {number}")
+    figures = measure(_job_of_services(args), args.steps, args.threads, _say)
+    fields = figures.cluster_fields
+    if args.format == "json":
+        print(json.dumps(dataclasses.asdict(figures) | {"cluster": fields}))
+        return
+    table = Table("of the cores", "ms for a sample", "share of a core at rest")
+    for name, seconds in figures.sample_s.items():
+        table.add_row(name, f"{1e3 * seconds:.2f}", f"{figures.resting_cores[name]:.1%}")
+    out = Console()
+    out.print(table)
+    print(
+        f"{figures.steps} steps of {figures.samples / figures.steps:g} samples; for the cluster file of `headrace orchestrate`:"
+    )
+    for field, value in fields.items():
+        print(f"{field}: {value:g}")
+
+
+def _job_of_services(args: argparse.Namespace) -> JobSpec:
+    """Return the job of the options, which goes on as long as steps are taken, under a name of its own."""
+    from headrace.cli.bench.bench_services import with_equal_trainers
+    from headrace.cli.example import example_data
+    from headrace.limits import MAX_STEPS
+    from headrace.spec import load_spec_yaml
+
+    job: dict[str, Any] = {"global_batch": _SERVICES_BATCH, "topology": _SERVICES_TOPOLOGY}
+    source = {}
+    if args.spec is not None:
+        job = load_spec_yaml(args.spec).model_dump(mode="json", exclude_unset=True)
+        del job["sources"]
+        job.pop("epochs", None)
+    else:
+        source = {"path": args.path or str(example_data())}
+    job |= {"name": "bench", "steps": MAX_STEPS} | ({} if args.global_batch is None else {"global_batch": args.global_batch})
+    return reading_spec(args, with_equal_trainers(job), source)
 
 
 def transport_verdict(figures: bench_transport.TransportFigures) -> str:

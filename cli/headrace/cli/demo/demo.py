@@ -160,7 +160,6 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
         endpoint = services.endpoint
         with JobsClient(endpoint) as client:
             job = client.submit(spec)
-            display.say(f"to watch it from another terminal: headrace top --endpoint {endpoint}")
             arguments = ["train", "--endpoint", endpoint, "--job", job, "--threads", str(max(1, usable_processors() // trainers))]
             arguments += ["--topology", str(_write_topology(spec, out)), "--format", "json", "--transport", transport]
             ranks = [

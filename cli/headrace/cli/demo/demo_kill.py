@@ -42,7 +42,6 @@ def run_and_kill_node(spec: JobSpec, num_preprocessors: int, transport: str, out
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
         display.say(f"starting 1 reorder service, {num_preprocessors} preprocessors and {NODES} nodes; logs in {out}/")
         services = start_services(group, num_preprocessors, transport, out, Path(store), display)
-        display.say(f"to watch it from another terminal: headrace top --endpoint {services.endpoint}")
         with JobsClient(services.endpoint) as client:
             summaries, losses = [], []
             for name, kill in (("undisturbed", False), (spec.name, True)):

@@ -21,9 +21,11 @@ def start_services(
     threads = max(1, usable_processors() // num_preprocessors)
 
     with display.waiting(lambda: _last_words(group)):
-        return LocalServices.start(
-            group, preprocessors=num_preprocessors, logs=out, store=store, threads=threads, ucx=transport == "ucx"
+        services = LocalServices.start(
+            group, preprocessors=num_preprocessors, logs=out, store=store, threads=threads, ucx=transport == "ucx", page=True
         )
+    display.say(f"to watch it: {services.page_url} or headrace top --endpoint {services.endpoint}")
+    return services
 
 
 def _last_words(group: ProcessGroup) -> str:

@@ -50,7 +50,7 @@ DEFAULTS = {"model": "3b", "gpus_per_node": 1, "gpu_memory": 60, "tokens": 4096,
 # Field of Assumptions -> flag, factor from the flag's unit to the field's, help
 _ASSUMED: dict[str, tuple[str, float, str]] = {
     "rebuild_s": ("--rebuild", 1.0, "seconds until new process groups stand, as measured of six nodes (default: 0.16)"),
-    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, as measured (default: 0.8)"),
+    "copy_bytes_per_s": ("--copy-rate", 1e9, "GB/s at which a node of headrace copies, as measured (default: 2)"),
     "horizon_s": ("--horizon", 1.0, "seconds in which faster pipelines must pay for what headrace copies more (default: 300)"),
     "detect_s": ("--detect", 1.0, "seconds until a loss is known: our lease; a killed process is known in 0.02 s (default: 1)"),
     "restart_s": (

@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     search = parser.add_argument_group("search")
     search.add_argument("--searches", default="all", metavar="NAME,...", help="to compare with (default: all)")
     search.add_argument(
-        "--placements", default=",".join(PLACEMENTS), metavar="NAME,...", help="that headrace may take (default: %(default)s)"
+        "--placements", default="all", metavar="NAME,...", help=f"that headrace may take: {', '.join(PLACEMENTS)} (default: all)"
     )
     for flag, what in (
         ("--dp", "replicas that units may have (default: any)"),
@@ -163,7 +163,7 @@ def _searches(text: str) -> list[str]:
 
 
 def _placements(text: str) -> tuple[str, ...]:
-    named = tuple(name.strip() for name in text.split(",") if name.strip())
+    named = PLACEMENTS if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())
     if not named or (unknown := [name for name in named if name not in PLACEMENTS]):
         raise UserError(f"--placements takes some of {', '.join(PLACEMENTS)}, got {(unknown if named else [text])[0]!r}")
     return named

@@ -192,9 +192,8 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
     """
     from headrace.reorder_service.planning.cost_model.coefficients import TARGETS, total
     from headrace.reorder_service.planning.cost_model.coefficients_document import document_of
-    from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S
+    from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, nominal_coefficients
     from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts, PartCosts
-    from headrace.reorder_service.planning.orchestration.counted_costs import counted_coefficients
 
     if problem.coefficients is not None:
         return problem.coefficients
@@ -205,7 +204,7 @@ def coefficients_of(problem: PlacementProblem, candidate: Candidate) -> Any:
     vocab = 0 if shape.llm.vocab else problem.data.vocab
     [llm] = [unit for unit in problem.demand.units if unit.name == LLM]
     reruns = llm.backward_factor if LLM in problem.checkpointing else 0.0
-    layers = counted_coefficients(shape, image=spec.image, audio=spec.audio, vocab=vocab, tp=widths, reruns=reruns)
+    layers = nominal_coefficients(shape, image=spec.image, audio=spec.audio, vocab=vocab, tp=widths, reruns=reruns)
     ends = {unit: {"ends": layers[unit][shape.units[unit].layers :]} for unit in widths if unit != LLM}
     ends[LLM] = {TARGETS: layers[TARGETS]} if TARGETS in layers else {}
     parts = {

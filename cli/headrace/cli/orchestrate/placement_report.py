@@ -11,6 +11,7 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     GIB,
     IDLE,
     PARTS,
+    SERVICES,
     Judgement,
     RankMemory,
     in_words,
@@ -188,6 +189,8 @@ class Report:
         table.add_column("part", no_wrap=True)
         table.add_column("share", justify="right", no_wrap=True)
         for part, words in PARTS.items():
+            if part == SERVICES and cluster.cores_per_node is None:
+                continue
             idle = num_idle(best.candidate, cluster)
             table.add_row(f"{words} ({idle} of {cluster.num_gpus})" if part == IDLE else words, f"{best.share(part):.1%}")
         return table

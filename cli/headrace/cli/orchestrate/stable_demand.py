@@ -23,7 +23,7 @@ def stable_demand(demand: Demand, args: argparse.Namespace) -> tuple[Demand, str
     Where --global-batch names no size, it is b_min at least. Raises UserError for one below, if units may have GPUs of their own,
     unless --allow-small-batch is given: what convergence asks for may be less, and steps of that size are what is simulated.
     """
-    if DIVIDED not in (name.strip() for name in args.placements.split(",")):
+    if args.placements != "all" and DIVIDED not in (name.strip() for name in args.placements.split(",")):
         return demand, ""
     stages = min(demand.cluster.num_gpus, MOST_STAGES)
     least, is_stable = least_batch(demand, stages, args.seed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -23,10 +25,13 @@ from headrace.identity import AUTHORITIES, CHAIN, CLIENT, KEY, PREPROCESSOR, REO
 AUTHORITY, AUTHORITY_KEY = "ca.crt", "ca.key"
 FOLDERS = {"reorder": REORDER, "preprocessor": PREPROCESSOR, "trainer": TRAINER, "client": CLIENT}
 """The folders that are made, and the DNS name in the certificate of each."""
-SERVERS = (REORDER, PREPROCESSOR)
+STORE_FOLDER, STORE = "store", "store.headrace"
+"""The folder of a Redis server's papers, which is made where its hosts are named, and a DNS name in its certificate."""
+SERVERS = (REORDER, PREPROCESSOR, STORE)
 
 AUTHORITY_LIFE = timedelta(days=3650)
 USED = 2 / 3  # of a certificate's life: what has used more of it is made anew
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 SKEW = timedelta(hours=1)  # by which certificates are valid before they are made, for machines whose clocks are slow
 
 
@@ -61,10 +66,11 @@ class Authority:
         )
         return cls(certificate=certificate, key=key)
 
-    def certify(self, name: str, now: datetime, life: timedelta) -> tuple[bytes, bytes]:
+    def certify(self, name: str, now: datetime, life: timedelta, hosts: Sequence[str] = ()) -> tuple[bytes, bytes]:
         """Return (certificate, unencrypted key) in PEM for a process of DNS name `name`.
 
-        It is valid for `life`, but no longer than the authority, and for servers as such too.
+        It is valid for `life`, but no longer than the authority, and for servers as such too. `hosts`: further names and
+        addresses, of a server whose clients ask for the host that they connect to.
         """
         key = ec.generate_private_key(ec.SECP256R1())
         until = min(now + life, self.certificate.not_valid_after_utc)
@@ -74,7 +80,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs_certificates=False), critical=True)
             .add_extension(x509.ExtendedKeyUsage(purposes), critical=False)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.SubjectAlternativeName([_general_name(one) for one in (name, *hosts)]), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False)
             .sign(self.key, hashes.SHA256())
         )
@@ -119,22 +125,28 @@ def open_authority(folder: Path, now: datetime) -> tuple[Authority, bool]:
     return Authority(certificate=certificate, key=key), False
 
 
-def make_papers(folder: Path, days: int, *, now: datetime | None = None, renew: bool = False) -> Iterator[Made]:
+def make_papers(
+    folder: Path, days: int, *, now: datetime | None = None, renew: bool = False, store_hosts: Sequence[str] = ()
+) -> Iterator[Made]:
     """Yield the authority in `folder`/authority, and the papers of each of FOLDERS, made where they are missing or used up.
 
     Used up are those of another authority, and those that have lived for more than USED of their life; with `renew`, all of them.
-    `days`: how long new ones are valid. `now`: None: the clock's. Files are replaced whole, each on its own.
+    `days`: how long new ones are valid. `now`: None: the clock's. Files are replaced whole, each on its own. `store_hosts`: for
+    which the papers of a Redis server are made, too; none: those in its papers, if it has some.
 
-    Raises UserError if a file cannot be read or written, and as `open_authority`.
+    Raises UserError if a file cannot be read or written, or a host is none, and as `open_authority`.
     """
+    for host in store_hosts:
+        _general_name(host)
     now = datetime.now(UTC) if now is None else now
     authority, is_new = open_authority(folder / "authority", now)
     yield Made(folder=folder / "authority", until=authority.certificate.not_valid_after_utc, is_new=is_new)
-    for name, dns_name in FOLDERS.items():
-        papers = folder / name
-        until = None if renew else _still_good(papers, dns_name, authority, now)
+    hosts = [*store_hosts] or _hosts(folder / STORE_FOLDER)
+    for name, dns_name in (FOLDERS | ({STORE_FOLDER: STORE} if hosts else {})).items():
+        papers, further = folder / name, hosts if name == STORE_FOLDER else []
+        until = None if renew else _still_good(papers, {dns_name, *further}, authority, now)
         if until is None:
-            chain, key = authority.certify(dns_name, now, timedelta(days=days))
+            chain, key = authority.certify(dns_name, now, timedelta(days=days), further)
             with _told(papers):
                 _write(papers / AUTHORITIES, authority.certificate.public_bytes(serialization.Encoding.PEM), 0o644)
                 _write(papers / KEY, key, 0o600)
@@ -145,19 +157,42 @@ def make_papers(folder: Path, days: int, *, now: datetime | None = None, renew: 
             yield Made(folder=papers, until=until, is_new=False)
 
 
-def _still_good(papers: Path, dns_name: str, authority: Authority, now: datetime) -> datetime | None:
+def _still_good(papers: Path, names: set[str], authority: Authority, now: datetime) -> datetime | None:
     """Return until when papers are valid; None where they must be made anew."""
     if not all((papers / name).is_file() for name in (AUTHORITIES, CHAIN, KEY)):
         return None
     try:
         certificate = x509.load_pem_x509_certificate((papers / CHAIN).read_bytes())
         key = serialization.load_pem_private_key((papers / KEY).read_bytes(), None)
-        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        certified = set(_names(certificate))
     except (OSError, ValueError, TypeError, x509.ExtensionNotFound):
         return None
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    is_whole = key.public_key() == certificate.public_key() and dns_name in names.get_values_for_type(x509.DNSName)
+    is_whole = key.public_key() == certificate.public_key() and names <= certified
     return end if is_whole and authority.has_made(certificate) and now <= begin + USED * (end - begin) else None
+
+
+def _hosts(papers: Path) -> list[str]:
+    """Return the hosts in a Redis server's papers; none where there are no papers."""
+    try:
+        certificate = x509.load_pem_x509_certificate((papers / CHAIN).read_bytes())
+        return [name for name in _names(certificate) if name != STORE]
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+
+
+def _names(certificate: x509.Certificate) -> list[str]:
+    """Return the DNS names and addresses that a certificate is for. Raises ExtensionNotFound where it tells none."""
+    return [str(name.value) for name in certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value]
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    """Return what stands for a host in a certificate. Raises UserError if it is neither a name nor an address."""
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(host))
+    if not _HOST.fullmatch(host):
+        raise UserError(f"--store-host must be a host's name or address without a port, such as redis.example.org, got {host!r}")
+    return x509.DNSName(host)
 
 
 def _named(name: str) -> x509.Name:
@@ -213,4 +248,4 @@ def _told(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise UserError(f"cannot write {err.filename2 or err.filename or folder}: {err.strerror}") from err
+        raise UserError(f"cannot write {err.filename2 or err.filename or folder}: {err.strerror}; name another folder") from err

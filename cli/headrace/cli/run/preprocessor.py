@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.endpoint import add_doors, add_endpoint
-from headrace.cli.log_format import add_log_format
+from headrace.cli.log_format import add_log_format, add_metrics
 from headrace.cli.ray_engine.ray_options import add_engine, ray_settings
 from headrace.cli.run.memory import usable_memory
 from headrace.cli.run.processors import usable_processors
@@ -122,12 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_doors(doors, "train, of those that fetch payload here")
     telling = parser.add_argument_group("log and metrics")
     add_log_format(telling)
-    telling.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
-    )
+    add_metrics(telling)
     add_engine(parser)
 
 
@@ -146,8 +141,9 @@ def run(args: argparse.Namespace) -> int:
     from headrace.token_folder import TokenFolder
 
     decode_mib = max(1, ((usable_memory() >> 20) - args.budget_mib) // 2) if args.decode_mib is None else args.decode_mib
-    if min(args.threads, args.budget_mib, decode_mib, args.cache_gib) < 1:
-        raise UserError("--threads, --budget-mib, --decode-mib and --cache-gib must be at least 1")
+    amounts = {"threads": args.threads, "budget-mib": args.budget_mib, "decode-mib": decode_mib, "cache-gib": args.cache_gib}
+    if wrong := next((f"--{option} must be at least 1, got {amount:g}" for option, amount in amounts.items() if amount < 1), ""):
+        raise UserError(wrong)
     for endpoint in filter(None, (*args.endpoint.split(","), args.listen, args.advertise, args.metrics)):
         rpc.check_endpoint(endpoint)
     if args.flight_port is not None and not 0 <= args.flight_port <= 65535:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from headrace.cli.endpoint import DEFAULT_ENDPOINT, TOKEN_HELP, add_doors, add_tls, add_token_file
-from headrace.cli.log_format import add_log_format
+from headrace.cli.log_format import add_log_format, add_metrics
 
 DEFAULT_STORE = "embedded:headrace-store"
 DEFAULT_PAGE = "127.0.0.1:7080"
@@ -75,12 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_doors(doors, "submit, train, preprocess and watch")
     telling = parser.add_argument_group("log and metrics")
     add_log_format(telling)
-    telling.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics there; port 0 takes a free one (default: off)",
-    )
+    add_metrics(telling)
 
 
 def run(args: argparse.Namespace) -> int:

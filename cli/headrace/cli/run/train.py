@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.endpoint import add_endpoint
-from headrace.cli.log_format import add_log_format
+from headrace.cli.log_format import add_log_format, add_metrics
 from headrace.cli.planning import emulate
 from headrace.cli.run.fsdp_options import add_fsdp_options, refuse_fsdp_options, settings_of, trains_fsdp
 from headrace.errors import UserError
@@ -156,12 +156,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     telling = parser.add_argument_group("log, metrics and summary")
     add_log_format(telling)
-    telling.add_argument(
-        "--metrics",
-        default="",
-        metavar="HOST:PORT",
-        help="serve Prometheus metrics there, a rank at PORT plus its local rank; port 0 takes a free one (default: off)",
-    )
+    add_metrics(telling, ", a rank at PORT plus its local rank")
     telling.add_argument("--format", choices=("table", "json"), default="table", help="of the summary (default: %(default)s)")
     emulate.add_options(parser)
 

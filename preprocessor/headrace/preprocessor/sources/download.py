@@ -89,7 +89,9 @@ class Retry:
                     raise
                 asked = retry_after_s(err, time.time())
                 pause_s = min(asked if asked is not None else self.first_pause_s * 2 ** (attempt - 1), self.max_pause_s)
-                log.warning("trying again %s", pairs(what=what, attempt=attempt, pause_s=pause_s, error=repr(err)))
+                log.warning(
+                    "trying again %s", pairs(what=what, attempt=attempt, pause_s=pause_s, error=f"{type(err).__name__}: {err}")
+                )
                 metrics.DOWNLOAD_RETRIES.labels("throttled" if _http(err)[0] in _THROTTLING_STATUS else "failed").inc()
             metrics.DOWNLOAD_PAUSE_SECONDS.inc(pause_s)
             self.sleep(pause_s)

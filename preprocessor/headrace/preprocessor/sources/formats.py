@@ -10,6 +10,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Sequence
+from glob import has_magic
 
 from headrace.errors import DatasetError
 from headrace.preprocessor.records.unused_media import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS
@@ -91,6 +92,8 @@ def choose_format(shards: Sequence[str], files: Sequence[str], where: str, tell:
 
 def why_no_shard(files: Sequence[str], where: str) -> str:
     """Return a sentence on why a data set with these files has no shard."""
+    if not files and has_magic(where):
+        return f"no file matches {where}; mend the pattern, or name the folder"
     if told := next((said for kind in _REMEDIES if (said := _told(kind, files, where))), None):
         return told
     if told := _sidecar([name for name in files if name.endswith(".txt")], files, where):

@@ -107,7 +107,7 @@ def shown_step(run: JobRun, index: int = -1) -> PlannedStep:
         full = [step for step in planned if len(step.probes) == max(len(s.probes) for s in planned) and step.probes]
         if full:
             return full[-1]
-    for step in planned:
+    for step in reversed(planned):  # of two with one index the later one is the job's
         if step.index == index and step.probes:
             return step
     raise NotFoundError(f"no plan of step {index} of job {run.name!r} is at hand: only the window and the latest steps are kept")

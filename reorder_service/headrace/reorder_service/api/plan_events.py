@@ -64,7 +64,9 @@ def _rank_plan(step: PlannedStep, session: Session) -> sessions_pb2.RankPlan:
     assert foretold is not None, "the step is cut"
     replicas = [replica for replica in session.replicas_of(len(step.sizes)) if replica < len(step.sizes)]
     named = session.replicas is not None
-    needed = {part.ticket: part for replica in replicas for part in step.parts_at.get((session.unit, replica), ())}
+    at = {replica: step.parts_at.get((session.unit, replica), ()) for replica in replicas}
+    # A loader of whole samples, which names no replicas, has each of them once, also where others would share it.
+    needed = {part.ticket: part for r, parts in at.items() for part in parts if named or part.replica == r}
     parts: dict[tuple[int, int], list[PlannedPart]] = {(k, r): [] for r in replicas for k in range(len(step.sizes[r]))}
     for part in needed.values():
         parts.setdefault((part.microbatch, part.replica), []).append(part)

@@ -100,6 +100,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
     )
     execution = Execution(
         colocated=where_ranks_meet(spec),
+        cp=spec.cp,
         max_tokens=spec.max_tokens,
         schedule=spec.schedule,
         chunks=spec.chunks,

@@ -174,11 +174,12 @@ class PlannedStep:
                 samples = sorted((refs[i] for i in microbatch.sample_ids), key=place_in_microbatch)
                 for n, start in enumerate(range(0, len(samples), part_samples)):
                     of_part = samples[start : start + part_samples]
+                    sharers = [(LLM, other) for ref in of_part for other in plan.sharers(ref.sample_id, r)]
                     part = PlannedPart(
                         ticket=ticket(f"{self.index}/{r}/{k}/{n}"),
                         replica=r,
                         microbatch=k,
-                        places=frozenset().union(*[places_of[replicas_of[ref.sample_id]] for ref in of_part]),
+                        places=frozenset(sharers).union(*[places_of[replicas_of[ref.sample_id]] for ref in of_part]),
                         samples=tuple(of_part),
                         shards=_counted([ref.shard for ref in of_part]),
                         sources=tuple(source_of(ref.shard) for ref in of_part) if source_of is not None else (),

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.plan import StepPlan
+from headrace.plan import LLM, StepPlan
 from headrace.reorder_service.planning.batch import Floats, Ints, slots_of
+from headrace.reorder_service.planning.sequence_degrees import degrees_of, in_parts
 
 MOST_SAMPLES = 20_000  # of a step that is judged, which takes some ten milliseconds; a larger one is not
 
@@ -42,8 +43,9 @@ def balance_of(plan: StepPlan, sample_ids: Ints, costs: Mapping[str, Floats], me
         of_unit = [most] * len(plan.unit_replicas[unit]) if unit in plan.unit_replicas else counts
         cards = np.array([r * most + k for k in range(most) for r, count in enumerate(of_unit) if k < count])
         dealt = cards[np.arange(len(sample_ids)) % cards.size]
-        for slot, loads in ((dealt, before), (slots[u], after)):
-            of_slots = np.bincount(slot, weights=costs[unit], minlength=len(of_unit) * most)
+        planned = in_parts(costs[unit], slots[u], degrees_of(plan, sample_ids) if unit == LLM else None, most)
+        for (seconds, slot), loads in (((costs[unit], dealt), before), (planned, after)):
+            of_slots = np.bincount(slot, weights=seconds, minlength=len(of_unit) * most)
             loads.append(of_slots.astype(np.float64, copy=False).reshape(-1, most))
         mean_s += float(costs[unit].sum()) / (len(counts) if meet else cards.size)
     if mean_s <= 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import time
 from collections import OrderedDict
@@ -27,8 +28,9 @@ from headrace.reorder_service.jobs.step_history import KEPT_STEPS
 from headrace.reorder_service.leadership import Leadership
 from headrace.reorder_service.page.answers import FRESH_S, JSON, Answer
 from headrace.reorder_service.page.job_views import job_view, listed_view, preprocessors_view, quarantine_view
+from headrace.reorder_service.page.run_timeline import has_begins
 from headrace.reorder_service.page.step_views import steps_view
-from headrace.reorder_service.page.timeline_view import Simulated, timeline_view
+from headrace.reorder_service.page.timeline_view import ShownStep, timeline_view
 from headrace.reorder_service.service import ReorderService
 from headrace.v1.jobs_pb2 import JobStatus
 
@@ -69,7 +71,7 @@ class PageData:
         self._names: list[str] = []
         self._named: tuple[float, frozenset[str]] = (-math.inf, frozenset())
         self._quarantines: OrderedDict[str, _Quarantine] = OrderedDict()
-        self._simulated: OrderedDict[str, Simulated] = OrderedDict()
+        self._shown: OrderedDict[str, ShownStep] = OrderedDict()
 
     def close(self) -> None:
         """Begin nothing more in the thread; what is being simulated there ends by itself."""
@@ -119,17 +121,23 @@ class PageData:
         return await self._in_thread(lambda: Answer.of_value(steps_view(steps)))
 
     async def timeline(self, name: str, query: Mapping[str, str]) -> Answer:
-        """Tell what a step's plan has each stage do when: `step`, or the latest planned one. Raises as `job`, NotFoundError where
-        that plan is not at hand, and UserError for another query."""
+        """Tell what a step's plan has each stage do when, and what it did when: `step`, or the latest one of which both are
+        known, or the latest planned one.
+
+        Raises as `job`, NotFoundError where that plan is not at hand, and UserError for another query.
+        """
         run = await self._leadership.service.load(name)
         index = _number(query, "step", -1, 0, 1 << 62)
+        if index < 0:
+            known = (step.index for step in reversed(run.cursor.recent) if step.index < run.cursor.committed and has_begins(step))
+            index = next(known, -1)
         step = shown_step(run, index)
-        simulated = self._simulated.get(name)
-        if simulated is None or not simulated.is_of(step):
-            simulated = await self._in_thread(Simulated.of, step, run.planned_spec)
-            _keep(self._simulated, name, simulated, KEPT_TIMELINES)
-        forecast_s, measured_s = step.forecast_s, step.measured_s if step.index < run.cursor.committed else math.nan
-        body = timeline_view(simulated, forecast_s=forecast_s, measured_s=measured_s).encode()
+        has_run = step.index < run.cursor.committed
+        shown = self._shown.get(name)
+        if shown is None or not shown.is_of(step, has_run=has_run):
+            shown = await self._in_thread(functools.partial(ShownStep.of, step, run.planned_spec, has_run=has_run))
+            _keep(self._shown, name, shown, KEPT_TIMELINES)
+        body = timeline_view(shown, forecast_s=step.forecast_s, measured_s=step.measured_s if has_run else math.nan).encode()
         return await self._in_thread(Answer.of, body, JSON)
 
     async def quarantine(self, name: str, query: Mapping[str, str]) -> Answer:

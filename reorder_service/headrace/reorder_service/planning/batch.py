@@ -43,6 +43,9 @@ class Batch:
     topology: Topology
     seed: int
     execution: Execution
+    degrees: Ints | None = None
+    """(n,) number of ranks that share the sequence of each sample in the LLM, the first of which is that of its slot
+    (`strategies.shared_sequences`); None: each is on one."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -79,6 +82,7 @@ class Batch:
             memory=costs if self.memory is self.costs else np.ascontiguousarray(self.memory[:, rows]),
             transfer_bytes=np.ascontiguousarray(self.transfer_bytes[:, rows]),
             tokens=None if self.tokens is None else self.tokens[rows],
+            degrees=None if self.degrees is None else self.degrees[rows],
             topology=topology,
         )
 
@@ -122,6 +126,13 @@ class Batch:
         llm = slots[self.units.index(LLM)]
         own = np.array([unit in self.execution.unit_replicas for unit in self.units])
         return Replicas(self.sample_ids, np.where(own[:, None], llm - llm % count + slots % count, slots), self.topology)
+
+    def shared_by(self) -> dict[int, int]:
+        """Return the degrees in the form of `StepPlan.degrees`."""
+        if self.degrees is None:
+            return {}
+        shared = self.degrees > 1
+        return dict(zip(self.sample_ids[shared].tolist(), self.degrees[shared].tolist(), strict=True))
 
     def own_replicas(self, slots: Slots) -> dict[str, tuple[tuple[tuple[int, ...], ...], ...]]:
         """Return the slots in the form of `StepPlan.unit_replicas`, with the samples of a microbatch in arrival order."""

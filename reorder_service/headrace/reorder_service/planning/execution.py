@@ -28,6 +28,8 @@ class Execution:
     colocated: Literal["", "microbatch", "step", "phases"] = ""
     """Empty for a pipeline. Otherwise every rank has all units, and ranks meet at every microbatch, once a step, or behind every
     unit of a microbatch, where samples may change their rank."""
+    cp: int | Literal["auto"] = 1
+    """How many neighbouring ranks share a sequence of the LLM, where ranks meet behind every unit; "auto": chosen for each."""
     max_tokens: int | None = None
     """Most tokens of a microbatch of a colocated rank; None means no limit."""
     schedule: str = "1f1b"
@@ -82,6 +84,8 @@ class Execution:
     """How strategy `orchmllm` balances the units, and how many replicas share a node."""
 
     def __post_init__(self) -> None:
+        if self.cp != 1 and self.colocated != "phases":
+            raise ValueError(f"cp is for ranks that meet behind every unit, got {self.cp}")
         if self.max_tokens is not None and (self.max_tokens < 1 or not self.colocated):
             raise ValueError(f"max_tokens must be at least 1, and is for colocated ranks only, got {self.max_tokens}")
         if self.schedule not in SCHEDULES:

@@ -35,6 +35,7 @@ from headrace.observability.logs import pairs
 from headrace.reorder_service.store.durability import DURABLE, forgetful_settings
 from headrace.reorder_service.store.embedded_redis import EmbeddedRedis
 from headrace.reorder_service.store.store_refusal import store_refusal
+from headrace.reorder_service.store.store_url import is_in_the_clear, without_password
 
 FORMAT = "6"  # of the keys below `headrace:`; raised with every change that an older release would misread
 _PLAIN_FORMAT = "5"  # of a store without pages of a ledger; the release before this one reads it, too
@@ -138,6 +139,13 @@ class Database:
             await _until_loaded(client)
             await _check_format(client, url)
             await _warn_of_loss(client)
+            if is_in_the_clear(url):
+                log.warning(
+                    "the store is not encrypted on its way: whoever reads the network reads its password, jobs and keys %s",
+                    pairs(
+                        store=without_password(url), remedy="rediss://, or a network that only the service and the store share"
+                    ),
+                )
         except ConflictError:
             await database.close()
             raise
@@ -277,12 +285,6 @@ class Lease:
         number = int(await database._answer(self._renew(keys=[_TERM, _LEADER, _WRITES], args=self._args)))
         database._loop.call_soon_threadsafe(database._note_write, number, known)
         return bool(number)
-
-
-def without_password(url: str) -> str:
-    """Return the URL with its password masked, for logs and errors."""
-    parts = urlsplit(url)
-    return url.replace(f":{parts.password}@", ":***@") if parts.password else url
 
 
 def _client(url: str) -> redis.Redis:

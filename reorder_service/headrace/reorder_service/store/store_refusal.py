@@ -34,8 +34,16 @@ def store_refusal(url: str, err: RedisError) -> str:
         )
     if url.startswith("rediss://") and any(isinstance(cause, FileNotFoundError | PermissionError) for cause in causes):
         return f"a file that {url} names cannot be read ({_words(err)}): correct ssl_ca_certs, ssl_certfile or ssl_keyfile"
-    speaks = "speaks TLS, as rediss:// asks it to" if url.startswith("rediss://") else "needs no TLS, for which rediss:// stands"
-    return f"no Redis server answers at {url}: {_words(err)}; see that one runs there and {speaks}, or name another store"
+    return f"no Redis server answers at {url}: {_words(err)}; see that one runs there and {_speech(url)}, or name another store"
+
+
+def _speech(url: str) -> str:
+    """What a server has to speak for a client of `url`: one that asks for a certificate may just hang up on who has none."""
+    if not url.startswith("rediss://"):
+        return "needs no TLS, for which rediss:// stands"
+    if "ssl_certfile=" in url:
+        return "speaks TLS, as rediss:// asks it to"
+    return "speaks TLS and asks for no certificate, which ?ssl_certfile=FILE&ssl_keyfile=FILE at the end of the URL would name"
 
 
 def _words(err: RedisError) -> str:

@@ -11,6 +11,7 @@ import yaml
 from headrace.cli.bench import bench_preprocess, bench_transport
 from headrace.cli.bench.bench import preprocess_verdict, transport_verdict
 from headrace.cli.bench.bench_preprocess import Stage
+from headrace.cli.bench.bench_services import with_equal_trainers
 from headrace.cli.bench.bench_transport import MIB, Rate
 from headrace.cli.main import main
 from headrace.transport.base import TRANSPORTS
@@ -60,11 +61,37 @@ def test_a_data_set_without_samples_is_one_sentence(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    "arguments", [["preprocess", "--limit", "0"], ["preprocess", "--threads", "0"], ["transport", "--rounds", "0"]]
+    "arguments",
+    [
+        ["preprocess", "--limit", "0"],
+        ["preprocess", "--threads", "0"],
+        ["transport", "--rounds", "0"],
+        ["services", "--steps", "0"],
+        ["services", "--threads", "0"],
+        ["services", "--global-batch", "0"],
+    ],
 )
 def test_numbers_below_one_are_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *arguments]) == 2
     assert "at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("topology", "global_batch", "equal"),
+    [
+        ({"replicas": 1, "microbatches": 8, "stages": {"encoder": 1, "llm": 1}}, 16, (2, 4)),
+        ({"replicas": 2, "microbatches": 3, "stages": {"vision": 1, "llm": 4}}, 64, (10, 1)),
+        ({"replicas": 64, "microbatches": 2, "stages": {"llm": 1}}, 512, (16, 8)),
+        ({"replicas": 2, "microbatches": 1, "stages": {"vision": 1, "llm": 1}}, 3, (3, 1)),
+    ],
+)
+def test_services_are_measured_with_a_loader_for_each_trainer(
+    topology: dict[str, object], global_batch: int, equal: tuple[int, int]
+) -> None:
+    job = with_equal_trainers({"global_batch": global_batch, "topology": topology, "execution": {"schedule": "eager"}})
+    assert (job["topology"]["replicas"], job["topology"]["microbatches"]) == equal
+    assert job["topology"]["stages"] == topology["stages"]
+    assert "execution" not in job
 
 
 def test_the_slowest_stage_is_named_the_bottleneck() -> None:

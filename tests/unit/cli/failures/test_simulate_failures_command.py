@@ -72,13 +72,13 @@ def test_the_table_and_the_picture_say_that_they_are_simulated(
 def test_it_says_which_costs_were_measured_and_which_were_given(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     options.append("--no-picture")
     measured = report_of(capsys, options)["assumed"]
-    assert measured == {"copy_bytes_per_s": 0.8e9, "rebuild_s": 0.16, "measured": ["copy_bytes_per_s", "rebuild_s"]}
+    assert measured == {"copy_bytes_per_s": 2e9, "rebuild_s": 0.16, "measured": ["copy_bytes_per_s", "rebuild_s"]}
     given = report_of(capsys, options, "--copy-rate", "25")["assumed"]
     assert given == {"copy_bytes_per_s": 25e9, "rebuild_s": 0.16, "measured": ["rebuild_s"]}
     for more, words in [
         (
             [],
-            "copies at 0.8 GB/s (measured) and has new process groups after 0.16 s (measured); measured by `make bench-recovery`",
+            "copies at 2 GB/s (measured) and has new process groups after 0.16 s (measured); measured by `make bench-recovery`",
         ),
         (["--copy-rate", "3", "--rebuild", "2"], "copies at 3 GB/s (as given) and has new process groups after 2 s (as given)\n"),
     ]:

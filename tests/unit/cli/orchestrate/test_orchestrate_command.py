@@ -254,9 +254,30 @@ def test_what_is_emulated_is_forecast_as_it_was_judged_by_measured_times(
 def test_a_cluster_of_one_s_own_is_read_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text(yaml.safe_dump({"preset": "h100", "nodes": 2, "gpus_per_node": 2, "efficiency": 0.4}))
-    options = ["--cluster", str(cluster), "--batches", "1", "--limit", "32", "--searches", "megatron"]
+    options = ["--cluster", str(cluster), "--batches", "1", "--limit", "32", "--searches", "megatron", "--placements", "all"]
     report = orchestrate(capsys, tmp_path, "--model", "1b", *options)
     assert report["cluster"] == {"name": str(cluster), "gpus": 4, "nodes": 2, "memory_gib": 80}
+    assert {row["placement"] for row in report["placements"]} == {"disaggregated", "colocated", "encoders-first", "nested"}
+    assert report["time"]["services"] == 0, "they have cores of their own"
+
+
+def test_services_on_the_trainers_cores_are_in_the_forecast(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    machine = {"preset": "a40", "nodes": 1, "gpus_per_node": 2, "cores_per_node": 2}
+    (tmp_path / "costs.json").write_text(
+        json.dumps(
+            {"model": "tiny", "units": {"vision": {"layers": 2, "linear_s": 4e-5}, "llm": {"layers": 4, "linear_s": 3e-5}}}
+        )
+    )
+    found = []
+    for each_s in (0.0, 0.01):
+        (tmp_path / "machine.yaml").write_text(yaml.safe_dump(machine | {"service_s_per_sample": each_s}))
+        options = ["--cluster", str(tmp_path / "machine.yaml"), "--coefficients", str(tmp_path / "costs.json"), "--batches", "1"]
+        options += ["--placements", "disaggregated", "--searches", "", "--global-batch", "16", "--max-pixels", "50176"]
+        options += ["--data", str(Path(EXAMPLE) / "charts-*.tar")]
+        found.append(orchestrate(capsys, tmp_path, "--model", "tiny", *options))
+    alone, beside = (report["searches"][0]["step_s"] for report in found)
+    assert alone < beside <= alone + 16 * 0.01 / 2 * 1.001, "at most what services take, spread over both cores"
+    assert found[1]["time"]["services"] == pytest.approx(1 - alone / beside)
 
 
 @pytest.mark.parametrize(

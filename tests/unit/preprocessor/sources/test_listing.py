@@ -151,7 +151,7 @@ def test_a_web_server_that_refuses_for_now_is_asked_again(site: Site, retry: Ret
     ("path", "message"),
     [
         ("/no/such/folder", "does not exist; give"),
-        ("/no/such/*.tar", "holds no shard; shards are"),
+        ("/no/such/*.tar", "no file matches /no/such/"),
         ("memory://no/such", "does not exist; give"),
         ("nonsense://bucket/x", "nonsense"),
     ],

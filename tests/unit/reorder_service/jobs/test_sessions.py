@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from headrace.reorder_service.jobs.sessions import Ended, EventBatch, Session, S
 from headrace.reorder_service.planning.strategies import plan as make_plan
 from headrace.sample import Probe, SampleRef
 from headrace.spec import parse_spec
+from headrace.v1 import sessions_pb2
 from tests.unit.reorder_service.job_world import told_by
 
 SHAPE = {"encoder": 1, "llm": 1}
@@ -61,6 +63,24 @@ def test_parts_cover_the_plan_and_are_no_larger_than_asked(part_samples: int) ->
         for k, microbatch in enumerate(replica):
             ids = [s.sample_id for p in step.parts.values() if (p.replica, p.microbatch) == (r, k) for s in p.samples]
             assert sorted(ids) == sorted(microbatch.sample_ids)
+
+
+def test_each_rank_that_shares_a_sample_is_told_of_its_part() -> None:
+    step = make_step(replicas=3, part_samples=1)
+    assert step.plan is not None
+    shared = PlannedStep(index=0, refs=step.refs, probes=step.probes)
+    shared.cut(replace(step.plan, degrees={2: 2}), part_samples=1, ticket=lambda part: f"job/{part}")
+    there = {place: {s.sample_id for p in parts for s in p.samples} for place, parts in shared.parts_at.items()}
+    before = {place: {s.sample_id for p in parts for s in p.samples} for place, parts in step.parts_at.items()}
+    assert before["llm", 1] >= {2}
+    assert there == {**before, ("llm", 2): before["llm", 2] | {2}}, "encoders have what they had"
+    for named in (True, False):
+        told, sessions = list[str](), Sessions("job")
+        for rank in range(3):
+            session = sessions.open(rank, 3, 3, [rank] if named else ())
+            [event] = sessions_pb2.PlanEvents.FromString(plan_events(EventBatch([shared]), session)).events
+            told += [ticket for microbatch in event.plan.microbatches for ticket in microbatch.tickets]
+        assert len(told) == len(set(told)) + named == 8 + named, "a loader that names no replicas gets whole samples"
 
 
 @pytest.mark.parametrize("part_samples", [1, 3, 16])

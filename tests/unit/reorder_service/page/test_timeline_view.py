@@ -14,7 +14,7 @@ from headrace.reorder_service.jobs.formation import Formation
 from headrace.reorder_service.jobs.job_execution import execution_of
 from headrace.reorder_service.jobs.planned_step import PlannedStep
 from headrace.reorder_service.page import timeline_view as page
-from headrace.reorder_service.page.timeline_view import Simulated, timeline_view
+from headrace.reorder_service.page.timeline_view import ShownStep, timeline_view
 from headrace.reorder_service.planning.batch import make_batch
 from headrace.reorder_service.planning.strategies import plan_of
 from headrace.reorder_service.planning.unequal_pipelines import PipelineShape, for_pipelines, plan_for_pipelines
@@ -47,7 +47,7 @@ def planned(spec: JobSpec, formation: Formation | None = None) -> tuple[PlannedS
 
 
 def view(step: PlannedStep, spec: JobSpec) -> dict[str, Any]:
-    seen: dict[str, Any] = json.loads(timeline_view(Simulated.of(step, spec), forecast_s=math.nan, measured_s=2.5))
+    seen: dict[str, Any] = json.loads(timeline_view(ShownStep.of(step, spec, has_run=False), forecast_s=math.nan, measured_s=2.5))
     return seen
 
 
@@ -134,17 +134,18 @@ def test_what_cannot_be_simulated_is_null(monkeypatch: pytest.MonkeyPatch) -> No
     step, _ = planned(spec)
     assert step.plan is not None
     unequal = PlannedStep(index=0, refs=[], sample_ids=step.sample_ids, costs=step.costs, plan=replace(step.plan, predicted=None))
-    assert timeline_view(Simulated.of(unequal, spec), forecast_s=1.0, measured_s=1.0) == "null"
+    assert timeline_view(ShownStep.of(unequal, spec, has_run=False), forecast_s=1.0, measured_s=1.0) == "null"
     without_costs = PlannedStep(index=0, refs=[], plan=step.plan)
-    assert timeline_view(Simulated.of(without_costs, spec), forecast_s=1.0, measured_s=1.0) == "null"
+    assert timeline_view(ShownStep.of(without_costs, spec, has_run=False), forecast_s=1.0, measured_s=1.0) == "null"
     monkeypatch.setattr(page, "MOST_SIMULATED", 10)
-    assert timeline_view(Simulated.of(step, spec), forecast_s=1.0, measured_s=1.0) == "null"
+    assert timeline_view(ShownStep.of(step, spec, has_run=False), forecast_s=1.0, measured_s=1.0) == "null"
 
 
 def test_a_simulation_is_of_one_plan() -> None:
     spec = job()
     step, _ = planned(spec)
-    seen = Simulated.of(step, spec)
-    assert seen.is_of(step)
+    seen = ShownStep.of(step, spec, has_run=False)
+    assert seen.is_of(step, has_run=False)
+    assert not seen.is_of(step, has_run=True)
     step.plan = planned(spec)[0].plan
-    assert not seen.is_of(step)
+    assert not seen.is_of(step, has_run=False)

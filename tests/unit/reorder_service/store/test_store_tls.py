@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from headrace.errors import UserError
+from headrace.identity import AUTHORITIES, CHAIN, KEY
 from headrace.reorder_service.store.state import StateStore
+from headrace.reorder_service.store.store_url import is_in_the_clear
+from tests.papers import make_cluster_papers
 from tests.redis_server import RedisServer
 
 RULES = ["reset", "on", ">p%ss", "~headrace:*", "+@all", "-@admin", "-@dangerous"]
@@ -43,10 +47,13 @@ def make_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 @contextlib.asynccontextmanager
-async def tls_in_front(port: int, certificate: Path, key: Path) -> AsyncIterator[int]:
-    """A port that speaks TLS, and passes on to another one what it is told."""
+async def tls_in_front(port: int, certificate: Path, key: Path, clients: Path | None = None) -> AsyncIterator[int]:
+    """A port that speaks TLS, and passes on to another one what it is told. `clients`: their authority, if they are asked."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
+    if clients is not None:
+        context.load_verify_locations(clients)
+        context.verify_mode = ssl.CERT_REQUIRED
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
@@ -92,8 +99,68 @@ async def test_a_store_is_reached_over_tls_by_a_user_with_a_password(server: Red
             assert "mistaken" not in str(caught.value)
 
 
+async def test_papers_of_headrace_certs_are_enough_for_a_store_that_asks_for_certificates(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    papers = make_cluster_papers(tmp_path, store_hosts=["127.0.0.1"])
+    shown = papers / "store"
+    async with tls_in_front(server.port, shown / CHAIN, shown / KEY, shown / AUTHORITIES) as port:
+        own = papers / "reorder"
+        trusting = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={own / AUTHORITIES}"
+        store = await StateStore.open(f"{trusting}&ssl_certfile={own / CHAIN}&ssl_keyfile={own / KEY}")
+        assert await store.jobs() == []
+        await store.close()
+        with pytest.raises(UserError, match=r"asks for no certificate, which [?]ssl_certfile=FILE&ssl_keyfile=FILE"):
+            await StateStore.open(trusting)
+
+
+async def test_a_process_of_the_cluster_is_not_taken_for_the_store(server: RedisServer, tmp_path: Path) -> None:
+    papers = make_cluster_papers(tmp_path, store_hosts=["127.0.0.1"])
+    shown, own = papers / "preprocessor", papers / "reorder"
+    async with tls_in_front(server.port, shown / CHAIN, shown / KEY) as port:
+        with pytest.raises(UserError, match=r"^the certificate of .* is not trusted"):
+            await StateStore.open(f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={own / AUTHORITIES}")
+
+
 async def test_a_user_who_may_not_read_the_store_is_told_the_rights(server: RedisServer) -> None:
     with redis.Redis.from_url(server.url) as client:
         client.execute_command("ACL", "SETUSER", "narrow", "on", ">secret", "~other:*", "+@all")
     with pytest.raises(UserError, match=r"forbids its user what a store needs .*: give the user ~headrace:\* "):
         await StateStore.open(f"redis://narrow:secret@127.0.0.1:{server.port}/0")
+
+
+@pytest.mark.parametrize(
+    ("url", "in_the_clear"),
+    [
+        ("redis://127.0.0.1:6379/0", False),
+        ("redis://localhost", False),
+        ("redis://[::1]:6379", False),
+        ("redis://[::1]/0", False),
+        ("redis://headrace:p%40ss@10.0.0.1:6379/0", True),
+        ("redis://store.example.org", True),
+        ("rediss://store.example.org:6380/0", False),
+        ("sentinel://127.0.0.1:26379,127.0.0.1:26380/name/0", False),
+        ("sentinel://:secret@127.0.0.1:26379,10.0.0.2:26379/name/0", True),
+        ("embedded:store", False),
+    ],
+)
+def test_what_leaves_the_machine_without_tls_is_known(url: str, in_the_clear: bool) -> None:
+    assert is_in_the_clear(url) is in_the_clear
+
+
+async def test_a_store_beyond_loopback_without_tls_is_warned_of(
+    server: RedisServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def found(host: str, *rest: object, **more: object) -> object:
+        return real("127.0.0.1" if host == "store" else host, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    store = await StateStore.open(f"redis://store:{server.port}/0")
+    await store.close()
+    (line,) = [line for line in caplog.messages if "not encrypted" in line]
+    assert f"store=redis://store:{server.port}/0 remedy=" in line
+    caplog.clear()
+    await (await StateStore.open(server.url)).close()
+    assert not [line for line in caplog.messages if "not encrypted" in line]

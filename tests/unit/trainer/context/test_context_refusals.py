@@ -105,6 +105,14 @@ def test_degrees_that_leave_a_rank_idle_or_name_another(group: dist.ProcessGroup
         )
 
 
+def test_degrees_in_a_group_that_some_ranks_are_not_in(group: dist.ProcessGroup) -> None:
+    """Groups for degrees are made by all ranks together, and those outside would not come."""
+    half = dist.new_group([0, 1])
+    with pytest.raises(UserError, match="shared by all 4 ranks, but the group has 2: give the group of all ranks, or leave out"):
+        wrapped(ModelCase(2, degrees=((0,), (1,))), ModelCase(2).model(), half)
+    assert wrapped(ModelCase(2), ModelCase(2).model(), half) is not None, "without degrees any group will do"
+
+
 def test_media_that_are_encoded_to_another_number_of_tokens() -> None:
     share = ContextShare.of(MASK, None)
     rows = share.media(np.array([3, 4, 5]), np.zeros(3, np.int64))

@@ -47,6 +47,26 @@ def read(step: Step) -> list[int]:
     return [i for microbatch in step for i in microbatch.data.sample_ids.tolist()]
 
 
+def test_what_the_job_says_is_known_once_the_loader_is_open(world: Any) -> None:
+    loader = connect(world)
+    for name in ("spec", "vocabulary"):
+        with pytest.raises(AttributeError, match=rf"loader\.{name} .* inside of `with loader:`, or call loader\.open\(\) before"):
+            getattr(loader, name)
+    with pytest.raises(AttributeError, match="has no attribute 'specs'"):
+        getattr(loader, "specs")  # noqa: B009
+    with loader:
+        assert loader.spec.name == "job"
+
+
+def test_a_job_that_is_over_says_why_there_is_no_step(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    world.end()
+    with connect(world) as loader:
+        assert list(loader) == []
+    assert (
+        "no step is left of the job, which `headrace job reset NAME --step 0` begins anew job=job committed=0" in caplog.messages
+    )
+
+
 def test_steps_come_in_order_though_their_plans_do_not(world: Any) -> None:
     for index in (1, 0, 2):
         world.step(index)
@@ -328,11 +348,12 @@ def test_training_goes_on_with_fresh_weights_only_where_that_is_asked_for(
         assert not world.commits
 
 
-def test_a_job_that_is_done_trains_nothing_and_that_is_no_error(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_is_done_trains_nothing_and_says_how_to_begin_anew(world: Any, caplog: pytest.LogCaptureFixture) -> None:
     world.next_step = 3
     world.end()
     train(world.endpoint, job="job", model_name="tiny")
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("no step is left of the job, which `headrace job reset NAME --step 0` begins anew")
 
 
 @pytest.mark.parametrize(

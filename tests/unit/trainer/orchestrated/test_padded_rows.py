@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import UserError
+from headrace.sample import UNIT_COLUMNS
 from headrace.trainer.orchestrated.padded_rows import PaddedAttention
 from headrace.trainer.orchestrated.unit_roots import StageRoot
 from headrace.trainer.pipeline.stage import Stage
@@ -41,7 +42,7 @@ def rows_in_mlps(stage: Stage) -> list[int]:
 
 @pytest.mark.parametrize("unit", ["vision", "audio", "llm"])
 def test_padded_layers_run_on_as_many_rows_as_the_longest_times_their_number(unit: str) -> None:
-    data = packed_samples(SAMPLES, audio=True, unit=unit)
+    data = packed_samples(SAMPLES, audio=True, columns=UNIT_COLUMNS[unit])
     lengths = {
         "vision": data.image_cu_seqlens.diff(),
         "audio": (data.mel_frames + 1) // 2,
@@ -84,5 +85,5 @@ def test_layers_that_take_packed_rows_alone_are_refused_with_the_form_that_they_
     with pytest.raises(UserError, match=r"forms says that vision is padded, but the layers of its Adapted take .*: set fourth"):
         StageRoot(stage, "padded")
     root = StageRoot(stage, "fourth")
-    output: Tensor = root(root.prepare(packed_samples(SAMPLES, audio=True, unit="vision")), {})
+    output: Tensor = root(root.prepare(packed_samples(SAMPLES, audio=True, columns=UNIT_COLUMNS["vision"])), {})
     assert output.isfinite().all()

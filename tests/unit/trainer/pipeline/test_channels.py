@@ -56,12 +56,24 @@ def test_replicas_are_connected_within_their_lane(encoder: int, llm: int, receiv
     assert {(c.receiver, c.sender) for c in channels if c.kind == B} == {(s, r) for s, rs in receivers.items() for r in rs}
 
 
-def test_each_slice_receives_from_one_slice() -> None:
-    channels = between(topology_of({"vision": {"tp": 2}, "llm": {"tp": 4}}))
-    assert channels == [(F, 0, 2), (F, 0, 4), (F, 1, 3), (F, 1, 5), (B, 2, 0), (B, 3, 1)]
+@pytest.mark.parametrize(
+    ("encoder", "llm", "pairs"),
+    [
+        (2, 4, [(0, 2), (0, 4), (1, 3), (1, 5)]),
+        (4, 2, [(0, 4), (1, 5), (2, 4), (3, 5)]),
+        (2, 2, [(0, 2), (1, 3)]),
+        (2, 3, [(0, 2), (0, 3), (0, 4), (1, 2), (1, 3), (1, 4)]),
+    ],
+)
+def test_slices_of_two_units_are_connected_in_pairs_and_as_evenly_as_can_be(
+    encoder: int, llm: int, pairs: list[tuple[int, int]]
+) -> None:
+    channels = between(topology_of({"vision": {"tp": encoder}, "llm": {"tp": llm}}))
+    assert [(c.sender, c.receiver) for c in channels if c.kind == F] == pairs
+    assert sorted((c.receiver, c.sender) for c in channels if c.kind == B) == pairs
 
 
 def test_the_number_of_a_rank_s_channels_does_not_grow_with_the_replicas() -> None:
     topology = topology_of({"vision": {"dp": 64}, "llm": {"dp": 64, "pp": 4, "tp": 4}})
     ends = [rank for channel in [*channels_within(topology), *between(topology)] for rank in channel[1:]]
-    assert max(map(ends.count, set(ends))) == 5  # of an encoder: one to each slice of its LLM, one back from the first
+    assert max(map(ends.count, set(ends))) == 8  # of an encoder: one to each slice of its LLM, and one back from each

@@ -60,7 +60,7 @@ def tell(world: World, *steps: int) -> None:
 
 
 def prepare(routes: Routes, portion: Portion, data: PackedMicrobatch) -> Cargo:
-    return Cargo(inputs=[Inputs(num_rows=len(data.input_ids), layers=data.sample_ids.tolist())], orders={})
+    return Cargo(inputs=[Inputs(num_rows=len(data.input_ids), layers=data.sample_ids.tolist())])
 
 
 def train(steps: Iterator[tuple[Step, StepFeed]]) -> tuple[Step, StepFeed]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from headrace.schedule import Action, Kind
-from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, duration_s, measured_work, trace
+from headrace.trainer.loading.stopwatch import Lap
+from headrace.trainer.pipeline.events import Event, Recording, duration_s, measured_work, trace
 from headrace.trainer.pipeline.topology import Place
 
 FORWARD, BACKWARD = Action(kind=Kind.FORWARD, microbatch=3), Action(kind=Kind.BACKWARD, microbatch=3)
@@ -75,29 +74,29 @@ def test_a_trace_of_nothing_is_empty() -> None:
     assert trace([Recording((), 0.0)])["traceEvents"] == []
 
 
-def test_the_clock_with_the_least_interrupted_reading_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monotonic = iter([0.0, 9.0, 10.0, 10.5, 20.0, 29.0, 30.0, 39.0, 40.0, 49.0])
-    unix = iter([105.0, 1_010.25, 125.0, 135.0, 145.0])
-    monkeypatch.setattr("headrace.trainer.pipeline.events.time.monotonic", lambda: next(monotonic))
-    monkeypatch.setattr("headrace.trainer.pipeline.events.time.time", lambda: next(unix))
-    assert clock_origin_s() == 1_000.0
-
-
-def test_measured_work_is_an_actions_time_without_waiting_for_messages_or_data_over_all_chunks() -> None:
+def test_measured_work_is_an_actions_time_without_waiting_for_messages_or_data_which_are_put_before_it() -> None:
     def event(kind: Kind, microbatch: int, chunk: int, start_s: float, computed_s: float = 0.5) -> Event:
         action = Action(kind=kind, microbatch=microbatch, chunk=chunk)
         return Event(LLM_0, action, start_s, start_s + 10.0, 3.0, computed_s, data_wait_s=1.0)
 
-    events = [event(Kind.FORWARD, 2, 0, 0.0), event(Kind.FORWARD, 2, 1, 10.0), event(Kind.BACKWARD, 2, 0, 20.0)]
-    nothing = event(Kind.FORWARD, 5, 0, 30.0, computed_s=0.0)
-    forward, backward = measured_work([*events, nothing])
+    events = [event(Kind.FORWARD, 2, 0, 50.0), event(Kind.FORWARD, 2, 1, 60.0), event(Kind.BACKWARD, 2, 0, 70.0)]
+    nothing = event(Kind.FORWARD, 5, 0, 80.0, computed_s=0.0)
+    forward, backward = measured_work([*events, nothing], clock_unix_s=1_000.0)
     assert (forward.unit, forward.replica, forward.stage) == ("llm", 0, 0)
-    assert (forward.kind, forward.microbatches, forward.seconds) == (Kind.FORWARD, (2,), (12.0,))
-    assert (backward.kind, backward.microbatches, backward.seconds) == (Kind.BACKWARD, (2,), (6.0,))
-    on_gpu = {event.action: 0.25 for event in events}
-    assert [work.seconds for work in measured_work(events, on_gpu)] == [(0.5,), (0.25,)]
+    assert (forward.kind, forward.microbatches, forward.chunks, forward.seconds) == (Kind.FORWARD, (2, 2), (0, 1), (6.0, 6.0))
+    assert (forward.origin_unix_s, forward.begins_s) == (1_054.0, (0.0, 10.0))
+    assert (backward.kind, backward.microbatches, backward.chunks, backward.seconds) == (Kind.BACKWARD, (2,), (), (6.0,))
+    assert (backward.origin_unix_s, backward.begins_s) == (1_074.0, (0.0,))
+
+
+def test_on_a_gpu_measured_work_is_of_the_device() -> None:
+    events = [Event(LLM_0, FORWARD, 10.0, 10.1, 0.0, 0.1), Event(LLM_0, BACKWARD, 10.1, 10.2, 0.0, 0.1)]
+    two_portions = [Lap(FORWARD, 11.0, 12.0), Lap(FORWARD, 14.0, 15.5)]  # between them the device waits for a message
+    forward, backward = measured_work(events, 1_000.0, [*two_portions, Lap(BACKWARD, 16.0, 17.0)])
+    assert (forward.origin_unix_s, forward.seconds) == (1_013.0, (2.5,))
+    assert (backward.origin_unix_s, backward.seconds) == (1_016.0, (1.0,))
 
 
 def test_only_the_first_of_the_slices_of_a_stage_tells_its_work() -> None:
     action = Action(kind=Kind.FORWARD, microbatch=0)
-    assert measured_work([Event(Place("llm", 0, 0, 1), action, 0.0, 1.0, 0.0, 1.0)]) == []
+    assert measured_work([Event(Place("llm", 0, 0, 1), action, 0.0, 1.0, 0.0, 1.0)], 0.0) == []

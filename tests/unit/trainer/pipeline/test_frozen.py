@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from headrace.model_shape import ModelShape, TransformerShape
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.layer_partition import bounds
@@ -39,7 +40,7 @@ def stage_of(unit: str, dtype: torch.dtype, *, shape: ModelShape = SHAPE, **fiel
 
 
 def microbatch(unit: str, samples: int = 4) -> PackedMicrobatch:
-    return packed([make_row(number, audio=True) for number in range(samples)], unit)
+    return packed([make_row(number, audio=True) for number in range(samples)], UNIT_COLUMNS[unit])
 
 
 def tokens_for_the_llm(batch: PackedMicrobatch, stage: Stage) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model_shape import MODEL_SHAPES
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.pipeline.gradient_flow import GradientFlow
 from headrace.trainer.pipeline.layer_partition import layer_costs, with_cuts
@@ -94,7 +95,7 @@ def test_a_part_sends_a_gradient_exactly_where_the_one_before_has_a_backward(
 
 
 def test_no_graph_is_built_for_stages_below_the_first_layer_that_learns() -> None:
-    batch = packed([make_row(number, audio=False) for number in range(4)], "vision")
+    batch = packed([make_row(number, audio=False) for number in range(4)], UNIT_COLUMNS["vision"])
     first, second = stages_of("vision", {"vision": {"pp": 2, "cuts": [2], "frozen_layers": 2}, "llm": {}, "generator": {}})
     rows = first(first.prepare(batch), None, {}).rows
     assert rows is not None

@@ -58,8 +58,9 @@ def test_a_stage_has_a_backward_where_anything_learns_from_it(
     assert needs_output_gradient(topology, "llm") == any(llm) == flows["generator"].sends_gradient(0)
 
 
-def test_the_stages_of_a_generator_that_read_pixels_are_its_first_and_last() -> None:
-    topology = topology_of(vision={"pp": 2}, generator={"pp": 3})
+@pytest.mark.parametrize("schedule", [{}, {"schedule": "interleaved", "chunks": 2}], ids=["1f1b", "interleaved"])
+def test_the_stages_of_a_generator_that_read_pixels_are_its_first_and_last(schedule: dict[str, Any]) -> None:
+    topology = topology_of(vision={"pp": 2}, generator={"pp": 3}).model_copy(update=schedule)
     fetch = {
         (unit, stage): "patches" in columns_of(topology, Place(unit, 0, stage, 0))
         for unit, size in topology.units.items()

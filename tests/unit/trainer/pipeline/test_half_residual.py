@@ -14,6 +14,7 @@ from torch import Tensor
 from headrace.errors import SpecError, UserError
 from headrace.execution_spec import ExecutionSpec
 from headrace.model_shape import TransformerShape
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.models.block import layer_norm, rms_norm
 from headrace.trainer.pipeline.layer_partition import bounds
@@ -47,7 +48,7 @@ def stage_of(*, fp32_residual: bool) -> Stage:
 
 def gradient_of(stage: Stage, dtype: torch.dtype) -> Tensor:
     rows = [make_row(number, audio=False) for number in range(12)]
-    batch = packed([row | {"input_ids": row["input_ids"].clip(3)} for row in rows], "llm")
+    batch = packed([row | {"input_ids": row["input_ids"].clip(3)} for row in rows], UNIT_COLUMNS["llm"])
     with torch.autocast("cpu", dtype, enabled=dtype == BF16):
         output = stage(stage.prepare(batch), None, {})
     assert output.loss is not None

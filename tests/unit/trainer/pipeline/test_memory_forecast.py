@@ -18,6 +18,7 @@ from torch import Tensor
 from headrace.errors import SpecError, UserError
 from headrace.model_shape import TransformerShape
 from headrace.plan import Microbatch, StepPlan, Topology
+from headrace.sample import UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -78,7 +79,7 @@ def text_of(portion: Portion) -> PackedMicrobatch:
         ids = np.random.default_rng(sample).integers(3, VOCAB, TOKENS, dtype=np.int32)
         nothing: dict[str, Any] = {"patches": [], "image_grids": [], "mel": [], "mel_frames": []}
         rows.append({"sample_id": sample, "input_ids": ids, "labels": ids, "flags": 0, **nothing})
-    return packed(rows, "llm")
+    return packed(rows, UNIT_COLUMNS["llm"])
 
 
 def forecast_of(memory: StageMemory) -> Forecast:

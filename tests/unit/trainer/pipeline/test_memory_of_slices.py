@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from headrace.plan import Microbatch, StepPlan, Topology
-from headrace.sample import SCHEMA
+from headrace.sample import SCHEMA, UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
@@ -71,7 +71,9 @@ def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
     def text_of(portion: Portion) -> PackedMicrobatch:
         ids = np.random.default_rng(portion.samples[0]).integers(3, VOCAB, TOKENS, dtype=np.int32)
         nothing: dict[str, Any] = {name: [] for name in SCHEMA.names}
-        return packed([nothing | {"sample_id": portion.samples[0], "input_ids": ids, "labels": ids, "flags": 0}], "llm")
+        return packed(
+            [nothing | {"sample_id": portion.samples[0], "input_ids": ids, "labels": ids, "flags": 0}], UNIT_COLUMNS["llm"]
+        )
 
     result = step.run(routes, [step.places[0].prepare.feed(routes, text_of)], 1e-3)
     assert memory.forecast is not None

@@ -5,6 +5,7 @@ And the data that they ask for: every portion once, in the order in which the po
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,10 +22,12 @@ from torch import Tensor
 from headrace.plan import Topology
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.strategies import plan as make_plan
+from headrace.schedule import Kind
 from headrace.spec import STRATEGIES, parse
 from headrace.trainer.loading.collate import PackedMicrobatch, collate
 from headrace.trainer.pipeline.channels import Channel, channels_between, channels_within, pairs_of_lanes
-from headrace.trainer.pipeline.emulated_stage import EmulatedChunk
+from headrace.trainer.pipeline.chunk import Inputs
+from headrace.trainer.pipeline.emulated_stage import WIDTH, EmulatedChunk
 from headrace.trainer.pipeline.executor import Executor, run_step
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
@@ -55,6 +58,7 @@ class Recorder:
     """Takes the place of an executor's wire, and records what it is asked for."""
 
     rank: int
+    dtype: torch.dtype = torch.float32
     posted: list[Operation] = field(default_factory=list)
     awaited: list[tuple[Channel, int]] = field(default_factory=list)
     fed: list[Portion] = field(default_factory=list)
@@ -62,6 +66,7 @@ class Recorder:
     waited_s: float = 0.0
     most_unused: Counter[Channel] = field(default_factory=Counter)
     """Most receives of a channel that were posted and not used yet."""
+    sent_bytes: Counter[Channel] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.channels = self
@@ -76,6 +81,7 @@ class Recorder:
             self._own[channel, number] = tensor.detach().requires_grad_(tensor.requires_grad)
         else:
             self.posted.append(Operation(channel, number, len(tensor), len(self.awaited)))
+            self.sent_bytes[channel] += tensor.numel() * tensor.element_size()
 
     def expect(self, shape: tuple[int, int], channel: Channel, number: int, *, requires_grad: bool = False) -> None:
         if channel.sender != self.rank:
@@ -92,6 +98,10 @@ class Recorder:
 
 
 class Instant(EmulatedChunk):
+    def prepare(self, data: PackedMicrobatch) -> Inputs:
+        """A row for each token that passes between units."""
+        return replace(super().prepare(data), num_rows=int(data.images_per_sample.sum()))
+
     def sleep(self, seconds: float) -> None:
         """Takes no time."""
 
@@ -100,25 +110,34 @@ def topology_of(case: Case) -> PipelineTopology:
     return cut(parse(PipelineTopology, case.topology, "topology"))
 
 
-def routes_of(case: Case, topology: PipelineTopology, seed: int) -> Routes:
+def routes_of(strategy: str, topology: PipelineTopology, seed: int) -> Routes:
     rng = np.random.default_rng(seed)
     costs = {unit: rng.lognormal(0, 1, SAMPLES) * (rng.random(SAMPLES) < 0.7) + 1e-3 for unit in topology.stages}
     planned = Topology(replicas=topology.units["llm"].dp, microbatches=MICROBATCHES, stages=topology.stages)
     own = {unit: dp for unit, dp in topology.replicas.items() if unit != "llm"}
     execution = Execution(may_cross_replicas=True, unit_replicas=own)
-    plan = make_plan(case.strategy, np.arange(SAMPLES), costs, planned, seed=seed, execution=execution)
+    plan = make_plan(strategy, np.arange(SAMPLES), costs, planned, seed=seed, execution=execution)
     return Routes(plan, topology.replicas)
 
 
-def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
-    """What every rank posts in a step, in which every REJECTED-th sample could not be decoded."""
+def recorded(topology: PipelineTopology, routes: Routes, most_tokens: int = 1) -> list[Recorder]:
+    """What every rank posts in a step, in which every REJECTED-th sample could not be decoded.
+
+    most_tokens: of a sample, between units.
+    """
     empty = collate(())
     recorders = []
     for rank in range(topology.world_size):
         place = topology.place(rank)
         ends = place.unit == list(topology.units)[-1] and place.stage == topology.stages[place.unit] - 1
         parts = [
-            Instant(defaultdict(float), (1, 1, 1), is_last=ends and c == topology.chunks - 1) for c in range(topology.chunks)
+            Instant(
+                defaultdict(float),
+                (1, 1, 1),
+                is_last=ends and c == topology.chunks - 1,
+                num_slices=topology.units[place.unit].tp,
+            )
+            for c in range(topology.chunks)
         ]
         recorder = Recorder(rank)
         recorders.append(recorder)
@@ -127,11 +146,15 @@ def recorded(topology: PipelineTopology, routes: Routes) -> list[Recorder]:
         def data_of(portion: Portion, fed: list[Portion] = recorder.fed) -> PackedMicrobatch:
             fed.append(portion)
             good = [sample for sample in portion.samples if sample % REJECTED]
-            counts = torch.ones(len(good), dtype=torch.int32)
+            counts = torch.tensor([tokens_of(sample, most_tokens) for sample in good], dtype=torch.int32)
             return replace(empty, sample_ids=torch.tensor(good, dtype=torch.int64), images_per_sample=counts)
 
         run_step([executor], routes, [executor.prepare.feed(routes, data_of)])
     return recorders
+
+
+def tokens_of(sample: int, most: int) -> int:
+    return 1 + sample % most
 
 
 def simulate(recorders: list[Recorder], communicator: Callable[[Channel], object]) -> tuple[set[int], list[str]]:
@@ -210,7 +233,7 @@ def all_channels(topology: PipelineTopology, routes: Routes) -> set[Channel]:
 def problems(case: Case, seed: int) -> Iterator[str]:
     """What goes wrong with the messages of a case, in words."""
     topology = topology_of(case)
-    routes = routes_of(case, topology, seed)
+    routes = routes_of(case.strategy, topology, seed)
     recorders = recorded(topology, routes)  # each rank's check_order runs in it, too
     stuck, mixed = simulate(recorders, lambda channel: channel)
     yield from (f"rank {rank} is stuck" for rank in stuck)
@@ -249,7 +272,7 @@ def test_no_receive_is_posted_in_front_of_a_send_that_it_waits_for(pipeline: Cas
     """On NCCL it would run, and hold up what waits for the whole device, until the send that stands behind it."""
     topology = topology_of(pipeline)
     for seed in range(4):
-        recorders = recorded(topology, routes_of(pipeline, topology, seed))
+        recorders = recorded(topology, routes_of(pipeline.strategy, topology, seed))
         assert [too_early(recorders, rank) for rank in range(topology.world_size)] == [[]] * topology.world_size
         posted = [operation for recorder in recorders for operation in recorder.posted]
         assert posted, "there are messages"
@@ -269,7 +292,7 @@ def test_channels_that_share_a_communicator_wait_for_themselves(what: str, commu
     """The simulation can fail: with communicators of less than a channel, which is how NCCL carries tagged messages."""
     both_ways = replace(TWO_STAGES, schedule="interleaved")
     topology = topology_of(both_ways)
-    stuck, _ = simulate(recorded(topology, routes_of(both_ways, topology, 0)), communicator)
+    stuck, _ = simulate(recorded(topology, routes_of(both_ways.strategy, topology, 0)), communicator)
     assert stuck, what
 
 
@@ -279,8 +302,58 @@ def test_receives_in_the_order_of_their_use_would_be_mixed_up() -> None:
     orders = []
     for seed in range(8):
         topology = topology_of(case)
-        for recorder in recorded(topology, routes_of(case, topology, seed)):
+        for recorder in recorded(topology, routes_of(case.strategy, topology, seed)):
             for channel in {of for of, _ in recorder.awaited}:
                 posted = [operation.number for operation in recorder.posted if operation.channel == channel]
                 orders.append(posted == [number for of, number in recorder.awaited if of == channel])
     assert not all(orders)
+
+
+ROW_BYTES = 4 * WIDTH
+SLICED = {
+    "to 2 slices": {"vision": {}, "llm": {"tp": 2}},
+    "from 2 slices": {"vision": {"tp": 2}, "llm": {}},
+    "2 slices each": {"vision": {"tp": 2}, "llm": {"tp": 2}},
+    "2 slices to 4, 2 replicas to 3": {"vision": {"dp": 2, "tp": 2}, "llm": {"dp": 3, "tp": 4}},
+    "2 slices to 1, 2 replicas each": {"vision": {"dp": 2, "tp": 2}, "llm": {"dp": 2}},
+    "3 slices to 2, 2 stages": {"vision": {"tp": 3, "pp": 2}, "llm": {"tp": 2, "pp": 2}},
+}
+
+
+@pytest.mark.parametrize("strategy", ["entrain", "orchmllm"])
+@pytest.mark.parametrize("units", SLICED.values(), ids=SLICED)
+def test_a_token_crosses_to_the_next_unit_once_and_its_gradient_comes_back_once(units: dict[str, Any], strategy: str) -> None:
+    """Whatever the slices, also where samples are deferred and change lanes."""
+    most = 9
+    topology = parse(PipelineTopology, {"units": units}, "topology")
+    routes = routes_of(strategy, topology, 0)
+    recorders = recorded(topology, routes, most)
+    assert simulate(recorders, lambda channel: channel) == (set(), [])
+    tokens = sum(tokens_of(sample, most) for sample in range(SAMPLES) if sample % REJECTED)
+    for kind, sender, receiver in ((Kind.FORWARD, "vision", "llm"), (Kind.BACKWARD, "llm", "vision")):
+        sent = {channel: size / ROW_BYTES for channel, size in sent_bytes(recorders, topology, kind, sender, receiver).items()}
+        assert sum(sent.values()) == tokens
+        for unit, end in ((sender, 1), (receiver, 2)):
+            of_slice: dict[int, float] = defaultdict(float)
+            for channel, rows in sent.items():
+                of_slice[topology.place(channel[end]).slice] += rows
+            assert of_slice.keys() == set(range(units[unit].get("tp", 1)))
+            messages = len(routes.handovers) * math.lcm(*(size.get("tp", 1) for size in units.values()))
+            assert max(of_slice.values()) <= tokens / len(of_slice) + messages, "a row more for each message at most"
+
+
+def test_samples_are_deferred_and_change_lanes_where_tokens_are_counted() -> None:
+    topology = parse(PipelineTopology, {"units": SLICED["2 slices to 4, 2 replicas to 3"]}, "topology")
+    assert any(one.source.forward < one.target.forward for one in routes_of("entrain", topology, 0).handovers)
+    topology = parse(PipelineTopology, {"units": SLICED["2 slices to 1, 2 replicas each"]}, "topology")
+    assert routes_of("orchmllm", topology, 0).pairs - {*pairs_of_lanes(topology)}
+
+
+def sent_bytes(recorders: list[Recorder], topology: PipelineTopology, kind: Kind, sender: str, receiver: str) -> Counter[Channel]:
+    """What was sent of a kind from one unit to another, by channel."""
+    found: Counter[Channel] = Counter()
+    for recorder in recorders:
+        for channel, size in recorder.sent_bytes.items():
+            if (channel.kind, *(topology.place(end).unit for end in channel[1:])) == (kind, sender, receiver):
+                found[channel] += size
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ import torch.distributed as dist
 
 from headrace.errors import HeadraceError
 from headrace.plan import Microbatch, StepPlan, Topology
-from headrace.sample import LABEL_IGNORED
+from headrace.sample import LABEL_IGNORED, UNIT_COLUMNS
 from headrace.spec import parse
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.optimizer_spec import OptimizerSpec
+from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
+from headrace.trainer.pipeline.checkpoint_files import Checkpoint, TensorKey
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
@@ -74,12 +77,32 @@ def text_of(portion: Portion) -> PackedMicrobatch:
     rows = [make_row(sample, audio=False) for sample in portion.samples]
     for row in rows:
         row["input_ids"] = row["input_ids"].clip(3)  # no placeholders: nothing stands in front of the LLM here
-    return packed(rows, "llm")
+    return packed(rows, UNIT_COLUMNS["llm"])
 
 
 def test_a_step_learns(step: PipelineStep) -> None:
     losses = [run(step, 1e-3).loss for _ in range(4)]
     assert losses[-1] < losses[0]
+
+
+def test_a_checkpoint_has_fused_matrices_one_by_one_and_is_loaded_into_them(step: PipelineStep, tmp_path: Path) -> None:
+    """As checkpoints had them before they were fused, so that these and those are read alike."""
+    run(step, 1e-2)
+    with CheckpointWriter(tmp_path, step) as writer:
+        writer.save(1, {})
+    checkpoint = Checkpoint.newest(tmp_path)
+    mlp = step.places[0].stages[0].layers[3].mlp
+    for name, rows in {"gate": slice(48), "up": slice(48, 96)}.items():
+        key = TensorKey(name=f"decoder.layers.3.mlp.{name}.weight", kind="weight")
+        assert torch.equal(checkpoint.read(key, (48, 32)), mlp.gate_up.weight[rows])
+        moment, fused = (replace(key, name=whole, kind="exp_avg") for whole in (key.name, "decoder.layers.3.mlp.gate_up.weight"))
+        assert checkpoint.read(moment, (48, 32)).any()
+        assert fused not in checkpoint
+    again = make_step(OptimizerSpec())
+    load(checkpoint, again)
+    found, expected = (run(one, 1e-2) for one in (again, step))
+    assert found == expected
+    assert all(torch.equal(*both) for both in zip(again.places[0].parameters, step.places[0].parameters, strict=True))
 
 
 def test_two_chunks_in_one_process_that_share_a_matrix_learn_as_one_stage(step: PipelineStep) -> None:
@@ -131,8 +154,8 @@ def spoilt(step: PipelineStep) -> torch.utils.hooks.RemovableHandle:
     """The second microbatch has a loss that is no number, until this is removed."""
     length = len(text_of(Portion("llm", 0, 1, 1, SAMPLES[2:])).input_ids)
     assert length != len(text_of(Portion("llm", 0, 0, 0, SAMPLES[:2])).input_ids)
-    up = step.places[0].stages[0].layers[0].mlp.up
-    return up.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
+    entry = step.places[0].stages[0].layers[0].mlp.entry
+    return entry.register_forward_hook(lambda _, inputs, output: output * float("nan") if len(inputs[0]) == length else output)
 
 
 def test_a_loss_that_is_no_number_changes_nothing_and_names_the_samples(step: PipelineStep, spoilt: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headrace.errors import UserError
-from headrace.trainer.pipeline.slice_products import add_summed_product, gathered_products
+from headrace.trainer.pipeline.slice_products import add_summed_product, gathered_product
 from headrace.trainer.pipeline.slice_rows import SliceRows
 from headrace.trainer.pipeline.tensor_parallel import Slices
 
@@ -74,7 +74,7 @@ def backward_of(output: Tensor, trace: Trace) -> list[str]:
 def test_a_piece_is_multiplied_while_the_next_ones_are_gathered(pieces: int) -> None:
     matrix = nn.Linear(WIDTH, INNER, bias=False)
     with Trace() as trace:
-        gathered_products(torch.ones(ROWS // 2, WIDTH), rows_in(pieces, trace), [matrix])
+        gathered_product(torch.ones(ROWS // 2, WIDTH), rows_in(pieces, trace), matrix)
     assert trace.events == ["gather"] * pieces + ["gather is there", "product"] * pieces
 
 
@@ -83,7 +83,7 @@ def test_gradients_of_rows_are_summed_while_the_next_and_those_of_weights_are_co
     matrix = nn.Linear(WIDTH, INNER, bias=False)
     share = torch.ones(ROWS // 2, WIDTH, requires_grad=True)
     with Trace() as trace:
-        (product,) = gathered_products(share, rows_in(pieces, trace), [matrix])
+        product = gathered_product(share, rows_in(pieces, trace), matrix)
         events = backward_of(product, trace)
     assert events == ["product", "sum"] * pieces + ["weight's gradient"] + ["sum is there"] * pieces
 

@@ -28,6 +28,7 @@ from headrace.trainer.pipeline.slice_rows import SliceRows
 from headrace.trainer.pipeline.tensor_parallel import Slices, cut_dimension, slice_of
 from headrace.trainer.pipeline.vocabulary_parallel import cut_vocabulary, sliced_token_loss
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
+from tests.matrices import gradients_of
 
 SLICES = 3
 TIMEOUT_S = 60.0  # of a wait for each other
@@ -266,8 +267,7 @@ def of_layers(
                 continue
             assert parameter.grad is not None
             reduce(parameter.grad, slices.group)
-    gradients = {name: parameter.grad for name, parameter in blocks.named_parameters() if parameter.grad is not None}
-    return {"output": output.detach(), "x": x.grad, "sent": sent.detach(), **gradients}  # type: ignore[dict-item]
+    return {"output": output.detach(), "x": x.grad, "sent": sent.detach(), **gradients_of(blocks)}  # type: ignore[dict-item]
 
 
 def of_kind(kind: str, stages: Sequence[Slices]) -> dict[str, Tensor]:

@@ -12,6 +12,8 @@ from headrace.trainer.pipeline.tensor_parallel import cut_dimension, cut_to_firs
 @pytest.mark.parametrize(
     ("name", "dimension"),
     [
+        ("vision.layers.3.attention.qkv.weight", 0),
+        ("decoder.layers.0.mlp.gate_up.weight", 0),
         ("vision.layers.3.attention.query.weight", 0),
         ("vision.layers.3.attention.query.bias", 0),
         ("decoder.layers.0.mlp.gate.weight", 0),

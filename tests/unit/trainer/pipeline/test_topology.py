@@ -136,12 +136,16 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "a topology is a mapping of fields, got list"),
+        ([], "a topology is a mapping of fields, lines such as `field: value`; got a list"),
         ({}, "units: is required"),
         ({"units": {}}, "units: must name 'llm', got none: add it"),
         ({"units": {"vision": {}}}, "units: must name 'llm', got vision: add it"),
         ({"units": {"llm": {"tp": 0}}}, "units.llm.tp: must be greater than or equal to 1, got 0"),
-        ({"units": {"llm": {"cp": 2}}}, "units.llm.cp: there is no such field, got 2"),
+        ({"units": {"llm": {"ep": 2}}}, "units.llm.ep: there is no such field, got 2"),
+        (
+            {"units": {"llm": {"cp": 2}}},
+            "topology: unit 'llm' has cp 2, but pipelines do not share sequences: take it away, or take FSDP ranks",
+        ),
         (
             {"units": {"llm": {"frozen_projector": True}}},
             "topology: 'llm' is the last unit and has no projector behind it: take away its frozen_projector",
@@ -200,7 +204,7 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
 def test_a_wrong_document_is_refused_in_one_sentence(tmp_path: Path, document: Any, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         load(tmp_path, document)
-    assert str(caught.value) == message
+    assert str(caught.value) == f"{tmp_path / 'topology.yaml'}: {message}"
 
 
 def job_of(topology: PipelineTopology, **fields: Any) -> JobSpec:

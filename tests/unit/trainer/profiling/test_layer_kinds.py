@@ -61,12 +61,12 @@ def test_a_slice_has_its_share_of_the_matrices_and_leaves_the_model_whole() -> N
     model = whole_model()
     whole, half, *_ = kinds_of(model, "llm", (1, 2))
     sizes = [{name: tuple(p.shape) for name, p in kind.modules[0].named_parameters()} for kind in (whole, half)]
-    assert sizes[0]["attention.query.weight"] == (32, 32)
-    assert sizes[1]["attention.query.weight"] == (16, 32)
+    assert sizes[0]["attention.qkv.weight"] == (64, 32), "32 of queries, 16 of keys and 16 of values"
+    assert sizes[1]["attention.qkv.weight"] == (32, 32)
     assert sizes[1]["attention.out.weight"] == (32, 16)
-    assert sizes[1]["mlp.up.weight"] == (24, 32)
+    assert sizes[1]["mlp.gate_up.weight"] == (48, 32)
     assert sizes[1]["mlp_norm.weight"] == sizes[0]["mlp_norm.weight"]
-    assert dict(model.decoder.layers[0].named_parameters())["mlp.up.weight"].shape == (48, 32)
+    assert dict(model.decoder.layers[0].named_parameters())["mlp.gate_up.weight"].shape == (96, 32)
 
 
 def test_a_width_that_does_not_divide_the_heads_is_refused() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from operator import methodcaller
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +19,14 @@ from headrace.schedule import Kind
 from headrace.trainer.pipeline.channels import Channel, ChannelEnd
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.recovery.host_staging import from_host, staged, to_host, waiting
-from headrace.trainer.recovery.layer_transfer import Transfer, move
+from headrace.trainer.recovery.layer_transfer import CHUNK_BYTES, Transfer, move
 from headrace.trainer.recovery.recoverable_step import _sum_gradients
+from headrace.trainer.recovery.state_streams import Door, Streams, open_streams
 from tests.emulated_device import DEVICE, DeviceTensor, emulated_device
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2)
+LONG = CHUNK_BYTES // 4 + 5  # elements of more than one chunk
 
 
 def on_both(run: Callable[[int, dist.ProcessGroup], Any]) -> list[Any]:
@@ -41,10 +43,14 @@ def on_both(run: Callable[[int, dist.ProcessGroup], Any]) -> list[Any]:
         return [future.result(60.0) for future in [pool.submit(of, rank) for rank in range(2)]]
 
 
-def mesh_of(rank: int, group: dist.ProcessGroup) -> Any:
-    """What a transfer and a sum need of a Mesh."""
-    wait = methodcaller("wait")
-    return SimpleNamespace(rank=rank, everybody=group, wait=wait, wait_for_message=wait, interruptible=nullcontext)
+def mesh_of(rank: int, group: dist.ProcessGroup, doors: Sequence[Door] = ()) -> Any:
+    """What a transfer and a sum need of a Mesh. doors: of all ranks."""
+
+    def streams(targets: Collection[int], sources: Collection[int]) -> AbstractContextManager[Streams]:
+        told = [door.told for door in doors]
+        return open_streams(doors[rank], told, rank, targets=targets, sources=sources, timeout_s=60.0, check=lambda: None)
+
+    return SimpleNamespace(rank=rank, everybody=group, wait=methodcaller("wait"), interruptible=nullcontext, streams=streams)
 
 
 def test_gloo_gets_at_no_memory_of_the_emulated_device() -> None:
@@ -131,13 +137,20 @@ def test_gradients_are_summed_over_pipelines_and_stay_on_the_device() -> None:
     assert on_both(run) == [[[3.0] * 4, [5.0] * 4, None]] * 2
 
 
-def test_state_of_layers_on_the_device_reaches_the_host_of_another_node() -> None:
+def test_state_of_layers_on_the_device_reaches_the_device_of_another_node() -> None:
+    doors = [Door("127.0.0.1") for _ in range(2)]
+    lengths, transfers = {"weight": (LONG, 1)}, [Transfer(name="weight", source=0, target=1)]
+
     def run(rank: int, group: dist.ProcessGroup) -> dict[str, list[Tensor]]:
-        lengths, transfers = {"weight": (4, 1)}, [Transfer(name="weight", source=0, target=1)]
-        state = [torch.arange(4.0, device=DEVICE), torch.full((1,), 7.0, device=DEVICE)]
-        return move(mesh_of(rank, group), lengths, transfers, lambda _: state)
+        state = [torch.arange(LONG, device=DEVICE, dtype=torch.float32), torch.full((1,), 7.0, device=DEVICE)]
+        return move(mesh_of(rank, group, doors), lengths, transfers, lambda _: state, device=DEVICE)
 
     sent, received = on_both(run)
     assert not sent
-    assert [part.tolist() for part in received["weight"]] == [[0.0, 1.0, 2.0, 3.0], [7.0]]
-    assert {part.device for part in received["weight"]} == {CPU}
+    weight, steps = received["weight"]
+    assert isinstance(weight, DeviceTensor)
+    assert isinstance(steps, DeviceTensor)
+    assert torch.equal(weight.values, torch.arange(LONG, dtype=torch.float32))
+    assert steps.values.tolist() == [7.0]
+    for door in doors:
+        door.close()

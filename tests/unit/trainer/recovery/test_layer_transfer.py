@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import HeadraceError, UnrecoverableError
-from headrace.trainer.recovery.layer_transfer import Transfer, check_digest, digest, plan_transfers
+from headrace.trainer.recovery.layer_transfer import CHUNK_BYTES, Transfer, plan_transfers, receive_state, send_state
+from headrace.trainer.recovery.state_streams import Stream
 
 RANKS = st.sets(st.integers(0, 5))
 MODELS = st.dictionaries(
     st.sampled_from([f"layer.{number}" for number in range(12)]), st.tuples(RANKS, RANKS, st.integers(1, 99))
 )
+
+TRANSFER = Transfer(name="layer.0", source=4, target=0)
 
 
 def test_only_what_is_missing_moves() -> None:
@@ -48,13 +56,38 @@ def test_everybody_gets_what_it_lacks_once_and_from_a_holder(model: dict[str, tu
     assert all(item.source in holders[item.name] for item in transfers)
 
 
-@given(st.integers(0, 2), st.integers(0, 6))
-def test_a_bit_that_came_otherwise_is_found_wherever_it_is(part: int, element: int) -> None:
-    sent = [torch.arange(7.0) + 10 * number for number in range(3)]
-    expected = digest(sent)
-    came = [some.clone() for some in sent]
-    transfer = Transfer(name="layer.0", source=4, target=0)
-    check_digest(came, expected, transfer)
-    came[part].view(torch.int32)[element] ^= 1
-    with pytest.raises(HeadraceError, match=r"layer\.0 came damaged from node 4"):
-        check_digest(came, expected, transfer)
+LENGTHS = (7, 7, 7, 1)
+MESSAGE_BYTES = 4 * sum(LENGTHS) + 16
+
+
+@given(st.integers(0, 8 * MESSAGE_BYTES - 1))
+def test_a_bit_that_came_otherwise_is_found_wherever_it_is(bit: int) -> None:
+    with _connection() as (sending, receiving), _connection() as (sending_on, receiving_at_last):
+        send_state(sending, [torch.arange(float(length)) for length in LENGTHS])
+        message = bytearray(MESSAGE_BYTES)
+        receiving.receive(memoryview(message))
+        message[bit // 8] ^= 1 << bit % 8
+        sending_on.send(bytes(message))
+        with pytest.raises(HeadraceError, match=r"layer\.0 came damaged from node 4"):
+            receive_state(receiving_at_last, [torch.empty(length) for length in LENGTHS], TRANSFER)
+
+
+@pytest.mark.parametrize("length", [0, 1, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1, 3 * CHUNK_BYTES // 4])
+def test_state_arrives_whole_however_many_chunks_it_has(length: int) -> None:
+    sent, came = [torch.arange(float(length)), torch.ones(1)], [torch.empty(length), torch.empty(1)]
+    with _connection() as (sending, receiving), ThreadPoolExecutor(1) as pool:
+        done = pool.submit(send_state, sending, sent)
+        receive_state(receiving, came, TRANSFER)
+        done.result()
+    assert all(map(torch.equal, came, sent))
+
+
+@contextmanager
+def _connection() -> Iterator[tuple[Stream, Stream]]:
+    """Both ends of a stream."""
+    ends = [Stream(end, 60.0) for end in socket.socketpair()]
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for end in ends:
+            end.close()

@@ -25,9 +25,10 @@ from headrace.mask_layouts import AUDIO, VISION, Sight
 from headrace.sample import LABEL_IGNORED
 from headrace.spec import AudioSpec, ImageSpec
 from headrace.trainer.context.context_share import ContextShare
-from headrace.trainer.context.degree_share import RankGroups, share_by_degrees
+from headrace.trainer.context.degree_share import share_by_degrees
 from headrace.trainer.context.media_parts import with_media
 from headrace.trainer.context.media_rows import MediaRows, encoding_ranks
+from headrace.trainer.context.rank_groups import RankGroups
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.loading.device_copy import to_device
 from headrace.trainer.loading.microbatch_mask import media_lengths, microbatch_mask, slice_mask
@@ -61,23 +62,18 @@ class ContextModel(nn.Module):
         gathered together. degrees: chooses the ranks of each sequence of a whole microbatch, on all ranks alike, by the (n,)
         tokens of each and the (n,) pairs of tokens that see each other; None: all ranks for all of them.
 
-        Raises UserError for a model with a generator, or whose attention is not packed.
+        Raises UserError for a model with a generator, or whose attention is not packed, and where `degrees` are given with a
+        group that some processes are not in.
         """
         super().__init__()
-        if model.generator is not None:
-            raise UserError("context parallelism does not cut a generator's input: train the model without one, or leave out cp")
-        if isinstance(model.decoder, PaddedDecoder) or type(model).embed is not MultimodalModel.embed:
-            raise UserError(
-                "context parallelism takes a compact model, or one of headrace.trainer.models.load: a glued one takes whole "
-                "sequences"
-            )
+        check_sequences(model)
         self.model = model
         self._group = group
         self._image, self._audio = image, audio
         self._images, self._recordings = images, recordings
         self._block, self._heads_at_once = block, heads_at_once
         self._degrees = degrees
-        self._groups = None if group is None else RankGroups(group)
+        self._groups = None if group is None or degrees is None else RankGroups(group)
 
     def forward(self, microbatch: PackedMicrobatch) -> StepLoss:
         """Return the summed loss of this rank's tokens; without any token in the whole, a constant 0.
@@ -164,6 +160,16 @@ class ContextModel(nn.Module):
         if kind.learns and not tokens.requires_grad:  # all ranks meet in the backward, those that encode nothing too
             tokens = tokens.detach().requires_grad_()
         return kind.rows.fill(x, tokens)
+
+
+def check_sequences(model: MultimodalModel) -> None:
+    """Raise UserError for a model whose sequences several ranks cannot share."""
+    if model.generator is not None:
+        raise UserError("context parallelism does not cut a generator's input: train the model without one, or leave out cp")
+    if isinstance(model.decoder, PaddedDecoder) or type(model).embed is not MultimodalModel.embed:
+        raise UserError(
+            "context parallelism takes a compact model, or one of headrace.trainer.models.load: a glued one takes whole sequences"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

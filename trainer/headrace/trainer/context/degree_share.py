@@ -18,30 +18,8 @@ from headrace.block_distribution import BLOCK
 from headrace.errors import UserError
 from headrace.trainer.context.context_share import ContextShare
 from headrace.trainer.context.gathered_attention import AttentionBySequence, GatheredAttention
+from headrace.trainer.context.rank_groups import RankGroups
 from headrace.trainer.loading.token_shares import TokenShares
-
-
-class RankGroups:
-    """Process groups of some of all ranks, each made when it is first asked for, by all ranks together.
-
-    Torch numbers groups by how many each process has made: were they made by their own ranks alone, these would miss each other.
-    They are kept, as many as `degrees` chooses different sets of ranks: let it choose from few, such as neighbours.
-    """
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """group: of all ranks."""
-        self.group = group
-        self._made: dict[tuple[int, ...], dist.ProcessGroup] = {}
-
-    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """Return the group of these rising ranks; None: of one alone. A collective call of all ranks."""
-        if len(ranks) == 1:
-            return None
-        if len(ranks) == dist.get_world_size(self.group):
-            return self.group
-        if ranks not in self._made:
-            self._made[ranks] = dist.new_group(list(ranks))
-        return self._made[ranks]
 
 
 def share_by_degrees(
@@ -62,11 +40,6 @@ def share_by_degrees(
     blocks.
     """
     own, size = dist.get_rank(groups.group), dist.get_world_size(groups.group)
-    if size != dist.get_world_size():
-        raise UserError(
-            f"sequences of different degrees are shared by all {dist.get_world_size()} ranks, but the group has {size}: give "
-            "ContextModel the group of all ranks, or leave out degrees"
-        )
     members = [tuple(sorted({int(rank) for rank in several})) for several in ranks]
     given = [list(several) for several in members]
     if len(given) != len(bounds) - 1 or not all(several and several[0] >= 0 and several[-1] < size for several in given):
@@ -85,9 +58,9 @@ def share_by_degrees(
         shares.append(TokenShares.of(masks[-1], len(several), block=block))
         owners[first:end] = np.array(several)[shares[-1].owners(np.arange(end - first))]
     whole = TokenShares(num_tokens=mask.num_tokens, num_ranks=size, ranks=owners, block=1)
-    made = [groups.of(several) for several in members]
+    made = groups.of_sets(members)
     parts = tuple(
-        GatheredAttention.of(masks[i], shares[i], made[i], heads_at_once=heads_at_once)
+        GatheredAttention.of(masks[i], shares[i], made[several], heads_at_once=heads_at_once)
         for i, several in enumerate(members)
         if own in several
     )

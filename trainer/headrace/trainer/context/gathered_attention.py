@@ -27,6 +27,7 @@ from headrace.attention_mask import AttentionMask
 from headrace.errors import UserError
 from headrace.trainer import collectives
 from headrace.trainer.loading.token_shares import TokenShares
+from headrace.trainer.models.attention import Segments, packed_attention
 from headrace.trainer.models.masked_attention import (
     MaskRuns,
     attend_runs,
@@ -54,12 +55,23 @@ class GatheredAttention:
     """Heads of keys that are gathered together. Two groups of them are held at a time."""
 
     @classmethod
-    def of(cls, mask: AttentionMask, shares: TokenShares, group: dist.ProcessGroup | None, *, heads_at_once: int = 1) -> Self:
+    def of(
+        cls,
+        mask: AttentionMask,
+        shares: TokenShares,
+        group: dist.ProcessGroup | None,
+        *,
+        rank: int | None = None,
+        heads_at_once: int = 1,
+    ) -> Self:
         """Make it for this process, whose rank in the group is the rank of its share.
 
-        Raises UserError where the shares are of other tokens than the mask, or for another number of ranks than the group has.
+        rank: that of its share where the group is put in its place later, before it attends. Raises UserError where the shares
+        are of other tokens than the mask, or for another number of ranks than the group has.
         """
-        rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
+        size = shares.num_ranks
+        if rank is None:
+            rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group is not None else (0, 1)
         if size != shares.num_ranks or mask.num_tokens != shares.num_tokens:
             raise UserError(
                 f"{shares.num_tokens} tokens are distributed over cp {shares.num_ranks}, but the attention mask is of "
@@ -96,6 +108,11 @@ class GatheredAttention:
         attended: Tensor = _Gathered.apply(q, k, v, self)  # type: ignore[no-untyped-call]
         return attended
 
+    @property
+    def num_rows(self) -> int:
+        """Number of the rank's own tokens."""
+        return self.runs.num_queries
+
     def gathered_bytes(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
         """Return how many bytes of keys and values a rank receives in a layer's forward, and again in its backward."""
         return (self.num_ranks - 1) * self.longest * 2 * kv_heads * head_dim * dtype.itemsize
@@ -106,15 +123,37 @@ class GatheredAttention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedSequences:
+    """What attends in causal sequences of which this rank has all tokens: the kernels of packed sequences."""
+
+    segments: Segments
+
+    @property
+    def num_rows(self) -> int:
+        """Number of tokens."""
+        return sum(self.segments.lengths)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `GatheredAttention`, without any exchange."""
+        return packed_attention(q, k, v, self.segments, causal=True)
+
+    def gathered_bytes(self, *_: object) -> int:
+        """As of `GatheredAttention`: none."""
+        return 0
+
+    scattered_bytes = gathered_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionBySequence:
     """What attends where each sequence of a microbatch has ranks of its own, which alone exchange its keys and values."""
 
-    parts: tuple[GatheredAttention, ...]
+    parts: tuple[GatheredAttention | PackedSequences, ...]
     """Of the sequences of which this rank has tokens, in an order that all ranks have."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As `GatheredAttention`, with the rows of one sequence behind those of the sequence before."""
-        counts = [part.runs.num_queries for part in self.parts]
+        counts = [part.num_rows for part in self.parts]
         split = zip(self.parts, *(torch.split(x, counts) for x in (q, k, v)), strict=True)
         return torch.cat([part(*rows) for part, *rows in split])
 

@@ -20,6 +20,7 @@ import torch
 from headrace.errors import ConflictError, JobFailedError, NotFoundError, UnavailableError
 from headrace.jobs_client import JobsClient
 from headrace.observability import metrics, tracing
+from headrace.observability.logs import pairs
 from headrace.quarantine import Rejected
 from headrace.spec import JobSpec
 from headrace.trainer.loading.buffers import BufferPool, PinnedMemory
@@ -201,6 +202,9 @@ class SessionLoader(StepLoader):
             started_s = time.perf_counter()
             plan = self._next_plan()
             if plan is None:
+                if not self._handed_out:
+                    known = pairs(job=self._client.job, committed=self._committed)
+                    log.warning("no step is left of the job, which `headrace job reset NAME --step 0` begins anew %s", known)
                 return
             step = Step.of(plan, self._tickets_of(plan), equal_microbatches=self._equal_microbatches)
             step.started_s = started_s

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from headrace.errors import ConflictError, UserError
 from headrace.manifest import Vocabulary
@@ -30,6 +30,15 @@ class StepLoader(ABC):
     def __init__(self, job: str) -> None:
         self._state = LoaderState(job=job)
         self._handed_out = False  # whether a step was handed out
+
+    if not TYPE_CHECKING:  # which would take any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError, which says when `spec` and `vocabulary` are there."""
+            if name in ("spec", "vocabulary"):
+                when = f"loader.{name} is what the job says, and known once the loader is open"
+                raise AttributeError(f"{when}: read it inside of `with loader:`, or call loader.open() before")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def open(self) -> StepLoader:
         """Open the session if it is not open. `spec` and `vocabulary` are known from then on."""

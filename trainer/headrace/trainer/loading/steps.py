@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from headrace.errors import UserError
-from headrace.measured import ALL_UNITS, MeasuredWork
+from headrace.measured import ALL_UNITS, MeasuredWork, Ran
 from headrace.quarantine import Rejected
 from headrace.schedule import Kind
 from headrace.ticket import step_of
 from headrace.trainer.loading.collate import PackedMicrobatch
-from headrace.trainer.loading.stopwatch import Stopwatch
+from headrace.trainer.loading.stopwatch import Stopwatch, clock_origin_s
 from headrace.v1 import sessions_pb2
 
 
@@ -155,19 +155,13 @@ class Step:
         """Return what was measured of the step. On a GPU this waits for its microbatches."""
         if self.measured is not None:
             return self.measured
-        of_replicas: dict[int, dict[int, float]] = {}
-        for (replica, index), lap_s in self._laps.seconds().items():
-            of_replicas.setdefault(replica, {})[index] = lap_s
+        of_replicas: dict[int, list[Ran]] = {}
+        for (replica, index), begin_s, end_s in self._laps.laps():
+            of_replicas.setdefault(replica, []).append(Ran(index, 0, begin_s, end_s - begin_s))
+        clock_unix_s = clock_origin_s()
         return [
-            MeasuredWork(
-                unit=ALL_UNITS,
-                replica=replica,
-                stage=0,
-                kind=Kind.FORWARD,
-                microbatches=tuple(seconds),
-                seconds=tuple(seconds.values()),
-            )
-            for replica, seconds in of_replicas.items()
+            MeasuredWork.of(ran, clock_unix_s, unit=ALL_UNITS, replica=replica, stage=0, kind=Kind.FORWARD)
+            for replica, ran in of_replicas.items()
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from headrace.model_shape import TransformerShape
 from headrace.trainer.models.attention import Segments, packed_attention
+from headrace.trainer.models.fused_linear import FusedLinear, takes_parts
 from headrace.trainer.models.rotary import Rotation
 
 NormFactory = Callable[[int], nn.Module]
@@ -22,27 +23,24 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.causal = causal
         self.head_dim = shape.width // shape.heads
-        self.query = nn.Linear(shape.width, shape.width, bias=bias)
-        self.key = nn.Linear(shape.width, shape.kv_heads * self.head_dim, bias=bias)
-        self.value = nn.Linear(shape.width, shape.kv_heads * self.head_dim, bias=bias)
+        of_keys = shape.kv_heads * self.head_dim
+        self.qkv = FusedLinear(shape.width, {"query": shape.width, "key": of_keys, "value": of_keys}, bias=bias)
         self.out = nn.Linear(shape.width, shape.width, bias=bias)
+        takes_parts(self)
 
     def forward(self, x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
         """Attend inside each of the segments; `rotation` has the angles of the tokens in x."""
-        x = cast_once(x)
-        output: Tensor = self.out(self.mix(self.query(x), self.key(x), self.value(x), rotation, segments))
+        output: Tensor = self.out(self.mix(self.qkv(x), rotation, segments))
         return output
 
-    @property
-    def entries(self) -> Sequence[nn.Linear]:
-        """The matrices that take x, whose products `mix` takes."""
-        return self.query, self.key, self.value
-
-    def mix(self, q: Tensor, k: Tensor, v: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
-        """Return what `out` takes, (T, heads * head_dim), from the products of `entries`, each (T, its heads * head_dim)."""
-        q, k, v = (product.unflatten(-1, (-1, self.head_dim)) for product in (q, k, v))  # type: ignore[no-untyped-call]
-        mixed = packed_attention(rotation.apply(q), rotation.apply(k), v, segments, causal=self.causal)
-        return mixed.flatten(1)
+    def mix(self, product: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
+        """Return what `out` takes, (T, heads * head_dim), from the product of `qkv` (T, (heads + 2 * kv_heads) * head_dim)."""
+        heads, kv_heads, _ = (outputs // self.head_dim for outputs in self.qkv.parts.values())
+        of_heads: Tensor = product.unflatten(-1, (-1, self.head_dim))  # type: ignore[no-untyped-call]
+        turned, v = of_heads.split_with_sizes([heads + kv_heads, kv_heads], dim=1)
+        q, k = rotation.apply(turned).split_with_sizes([heads, kv_heads], dim=1)
+        v = v.contiguous()  # a view would keep queries and keys as they were before the rotation
+        return packed_attention(q, k, v, segments, causal=self.causal).flatten(1)
 
 
 class Mlp(nn.Module):
@@ -50,25 +48,30 @@ class Mlp(nn.Module):
 
     def __init__(self, shape: TransformerShape, *, bias: bool) -> None:
         super().__init__()
-        self.gate = nn.Linear(shape.width, shape.mlp, bias=bias) if shape.gated else None
-        self.up = nn.Linear(shape.width, shape.mlp, bias=bias)
+        self.gated = shape.gated
+        if shape.gated:
+            self.gate_up = FusedLinear(shape.width, {"gate": shape.mlp, "up": shape.mlp}, bias=bias)
+        else:
+            self.up = nn.Linear(shape.width, shape.mlp, bias=bias)
         self.out = nn.Linear(shape.mlp, shape.width, bias=bias)
+        takes_parts(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to each row."""
-        x = cast_once(x)
-        output: Tensor = self.out(self.activate(*[project(x) for project in self.entries]))
+        output: Tensor = self.out(self.activate(self.entry(x)))
         return output
 
     @property
-    def entries(self) -> Sequence[nn.Linear]:
-        """The matrices that take x, whose products `activate` takes."""
-        return (self.up,) if self.gate is None else (self.gate, self.up)
+    def entry(self) -> nn.Linear:
+        """The matrix that takes x, whose product `activate` takes."""
+        return self.gate_up if self.gated else self.up
 
-    def activate(self, *products: Tensor) -> Tensor:
-        """Return what `out` takes, (T, mlp), from the products of `entries`, each (T, mlp)."""
-        first, *others = products
-        return functional.silu(first) * others[0] if others else functional.gelu(first)
+    def activate(self, product: Tensor) -> Tensor:
+        """Return what `out` takes, (T, mlp), from the product of `entry`, (T, 2 * mlp) or (T, mlp)."""
+        if not self.gated:
+            return functional.gelu(product)
+        gate, up = product.chunk(2, dim=-1)
+        return functional.silu(gate) * up
 
 
 class Block(nn.Module):

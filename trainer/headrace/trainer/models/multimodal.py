@@ -21,6 +21,7 @@ from headrace.trainer.loading.device_copy import to_device
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.audio_encoder import STRIDE, AudioEncoder, encoder_frames
 from headrace.trainer.models.decoder import Decoder
+from headrace.trainer.models.fused_linear import parts
 from headrace.trainer.models.generator import Generator
 from headrace.trainer.models.loss import StepLoss, Targets, token_loss
 from headrace.trainer.models.projector import Groups, Projector
@@ -253,15 +254,18 @@ def initialise(model: nn.Module, seed: int) -> None:
     """Initialise the weights as GPT-2 does (Radford et al. 2019, section 2.3).
 
     Weights are normal with deviation 0.02; those of projections onto the residual stream are divided by the root of the number
-    of residual additions in their stack. Biases are 0, norms start as identities. Every module draws from a generator of its
-    own, seeded by its name: a pipeline stage that has some of the layers gets the weights that they have in the whole model.
+    of residual additions in their stack. Biases are 0, norms start as identities. Every matrix, fused or not, draws from a
+    generator of its own, seeded by its name: a pipeline stage that has some of the layers gets the weights that they have in the
+    whole model.
     """
     for name, module in model.named_modules():
         unit, _, inside = name.partition(".layers.")
         additions = 2 * len(model.get_submodule(f"{unit}.layers")) if inside.endswith(".out") else 1  # type: ignore[arg-type]
         if isinstance(module, nn.Linear | nn.Embedding):
-            generator = torch.Generator(module.weight.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-            nn.init.normal_(module.weight, std=_INIT_STD / math.sqrt(additions), generator=generator)
+            for part in parts(f"{name}.weight", module):
+                matrix = part.name.removesuffix(".weight")
+                generator = torch.Generator(module.weight.device).manual_seed(zlib.crc32(f"{seed}/{matrix}".encode()))
+                nn.init.normal_(part.of(module.weight), std=_INIT_STD / math.sqrt(additions), generator=generator)
         if isinstance(module, nn.Linear) and module.bias is not None:
             nn.init.zeros_(module.bias)
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):

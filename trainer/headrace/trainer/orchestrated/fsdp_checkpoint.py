@@ -7,17 +7,18 @@ written. Weights and AdamW's moments are cut along their first dimension, as FSD
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
+from headrace.trainer.models.fused_linear import Part
 from headrace.trainer.orchestrated.orchestrated_model import OrchestratedModel
 from headrace.trainer.pipeline.checkpoint_files import (
     TRAINING_RECORD,
@@ -79,15 +80,17 @@ class FsdpCheckpoints:
 @torch.no_grad()
 def load(checkpoint: Checkpoint, model: OrchestratedModel, optimizer: torch.optim.Optimizer) -> None:
     """Load this rank's shards of weights and optimizer state. Raises UserError if the checkpoint is of another model."""
-    for name, parameter in model.sharded.items():
-        _shard(parameter).copy_(_own(checkpoint, TensorKey(name=name, kind=WEIGHT), parameter))
-        keys = [TensorKey(name=name, kind=kind) for kind in (_STEP, *_MOMENTS)]
-        if parameter.requires_grad and all(key in checkpoint for key in keys):
+    for parameter, fused in model.sharded.items():
+        _read(checkpoint, WEIGHT, fused, parameter)
+        kinds = (_STEP, *_MOMENTS)
+        if parameter.requires_grad and all(
+            TensorKey(name=part.name, kind=kind) in checkpoint for part in fused for kind in kinds
+        ):
             state = optimizer.state[parameter]
-            state[_STEP] = checkpoint.read(keys[0], ()).to(parameter.device)
-            for key in keys[1:]:
-                state[key.kind] = torch.zeros_like(parameter)
-                _shard(state[key.kind]).copy_(_own(checkpoint, key, parameter))
+            state[_STEP] = checkpoint.read(TensorKey(name=fused[0].name, kind=_STEP), ()).to(parameter.device)
+            for kind in _MOMENTS:
+                state[kind] = torch.zeros_like(parameter)
+                _read(checkpoint, kind, fused, state[kind])
 
 
 def _written(model: OrchestratedModel, optimizer: torch.optim.Optimizer) -> Iterator[tuple[TensorKey, Tensor]]:
@@ -95,23 +98,32 @@ def _written(model: OrchestratedModel, optimizer: torch.optim.Optimizer) -> Iter
     if model.mesh.ndim == 2 and model.mesh.get_local_rank(0) > 0:
         return
     index, count = model.mesh.get_local_rank(-1), model.mesh.size(-1)
-    for name, parameter in model.sharded.items():
-        yield TensorKey(name=name, kind=WEIGHT, dim=0, index=index, count=count), _shard(parameter)
+    for parameter, fused in model.sharded.items():
         state = optimizer.state.get(parameter, {})
-        for kind in (kind for kind in _MOMENTS if kind in state):
-            yield TensorKey(name=name, kind=kind, dim=0, index=index, count=count), _shard(state[kind])
-        if _STEP in state and index == 0:
-            yield TensorKey(name=name, kind=_STEP), _shard(state[_STEP])
+        for part in fused:
+            for kind, tensor in {WEIGHT: parameter, **{kind: state[kind] for kind in _MOMENTS if kind in state}}.items():
+                own = part.of_rows(_shard(tensor), _first_row(tensor))
+                yield TensorKey(name=part.name, kind=kind, dim=0, index=index, count=count), own
+            if _STEP in state and index == 0:
+                yield TensorKey(name=part.name, kind=_STEP), _shard(state[_STEP])
 
 
-def _own(checkpoint: Checkpoint, key: TensorKey, parameter: nn.Parameter) -> Tensor:
-    """Return this rank's shard of a tensor that has the shape of a parameter: FSDP2 cuts as torch.chunk does."""
-    whole = checkpoint.read(key, parameter.shape)
-    if not isinstance(parameter, DTensor):
-        return whole
-    mesh = parameter.device_mesh
-    most = -(-len(whole) // mesh.size(-1))
-    return whole[most * mesh.get_local_rank(-1) :][:most]
+def _read(checkpoint: Checkpoint, kind: str, fused: Sequence[Part], into: Tensor) -> None:
+    """Read this rank's shard of a tensor that has the shape of a parameter."""
+    first, shard = _first_row(into), _shard(into)
+    for part in fused:
+        shape = into.shape if part.rows is None else (part.rows, *into.shape[1:])
+        whole = checkpoint.read(TensorKey(name=part.name, kind=kind), shape)
+        own = part.of_rows(shard, first)
+        own.copy_(whole[max(0, first - part.begin) :][: len(own)] if isinstance(into, DTensor) else whole)
+
+
+def _first_row(tensor: Tensor) -> int:
+    """Return which row of a tensor is the first of this rank's shard: FSDP2 cuts as torch.chunk does."""
+    if not isinstance(tensor, DTensor):
+        return 0
+    mesh = tensor.device_mesh
+    return -(-len(tensor) // mesh.size(-1)) * mesh.get_local_rank(-1)
 
 
 def _shard(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ def topology_of(spec: JobSpec, num_ranks: int, settings: Mapping[str, Any] | Non
     units = {}
     for unit in spec.topology.stages:
         said = spec.execution.units.get(unit, UnitExecution())
-        units[unit] = {**said.model_dump(), "dp": num_ranks, "pp": 1, "on": None if unit == LLM else LLM}
+        units[unit] = {**said.model_dump(exclude={"cp"}), "dp": num_ranks, "pp": 1, "on": None if unit == LLM else LLM}
     return PipelineTopology.model_validate({**(settings or {}), "units": units})
 
 
@@ -39,6 +39,7 @@ def planned_for_ranks(spec: JobSpec, num_ranks: int) -> JobSpec:
             frozen_projector=size.frozen_projector,
             checkpointing=bool(size.checkpointing),  # "auto" is of pipelines, whose memory it forecasts
             fp32_residual_connection=size.fp32_residual_connection,
+            cp=size.cp,
         )
         for unit, size in spec.execution.units.items()
     }

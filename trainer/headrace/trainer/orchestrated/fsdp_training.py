@@ -125,7 +125,7 @@ class _Training:
 
     def __init__(self, job: str, model: OrchestratedModel, settings: OptimizerSpec) -> None:
         self.job, self.model, self.settings = job, model, settings
-        self.optimizer = make_optimizer(model.sharded.values(), settings, embeddings=embedding_parameters(model))
+        self.optimizer = make_optimizer(model.sharded, settings, embeddings=embedding_parameters(model))
         self._skip_policy = SkipPolicy(settings)
 
     def run(self, step: OrchestratedStep) -> StepResult:
@@ -160,7 +160,7 @@ def _train(
     every: int,
 ) -> None:
     model = training.model
-    parameters = sum(p.numel() for p in model.sharded.values())
+    parameters = sum(p.numel() for p in model.sharded)
     log.info("training %s", pairs(job=training.job, parameters=parameters, rank=rank(), ranks=num_ranks(), device=model.device))
     committed = 0
     if loader.has_next():

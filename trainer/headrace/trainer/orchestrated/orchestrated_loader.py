@@ -39,6 +39,8 @@ class OrchestratedMicrobatch:
     index: int
     cargo: Mapping[str, Cargo | None]
     """What this rank has of each unit, on the device; None: no sample."""
+    shared_by: Sequence[tuple[int, ...]] = ()
+    """The ranks that share any sample's sequence in the LLM, each set of them once."""
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +72,7 @@ def microbatches(
     for index in routes.occupied(rank, in_step=True):
         of_units = {unit: portions[unit].get(index) for unit in topology.units}
         cargo = {unit: None if one is None else feeds[unit](one) for unit, one in of_units.items()}
-        yield OrchestratedMicrobatch(index=index, cargo=cargo)
+        yield OrchestratedMicrobatch(index=index, cargo=cargo, shared_by=routes.shared_by(index))
 
 
 @dataclass(slots=True, eq=False)

@@ -19,20 +19,24 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from headrace.block_distribution import BLOCK
 from headrace.errors import HeadraceError, UserError
 from headrace.manifest import Vocabulary
 from headrace.plan import LLM
 from headrace.spec import JobSpec
+from headrace.trainer.context.rank_groups import RankGroups
 from headrace.trainer.loading.device_copy import to_device
+from headrace.trainer.models.fused_linear import parts_of
 from headrace.trainer.models.loss import StepLoss
 from headrace.trainer.orchestrated.filler_samples import filler
 from headrace.trainer.orchestrated.orchestrated_loader import OrchestratedMicrobatch
 from headrace.trainer.orchestrated.row_exchange import ExchangedBytes, Splits, exchange_rows, rows_to_send
-from headrace.trainer.orchestrated.unit_roots import OwnEncoder, OwnLlm, UnitRoot
+from headrace.trainer.orchestrated.sequence_cargo import SequenceCargoMaker, check_shares, joined
+from headrace.trainer.orchestrated.unit_roots import OwnEncoder, OwnLlm, StageRoot, UnitRoot
 from headrace.trainer.pipeline.agreement import check_alike
 from headrace.trainer.pipeline.cargo import CargoMaker, Prepare
 from headrace.trainer.pipeline.chunk import Chunk, Inputs
-from headrace.trainer.pipeline.topology import PipelineTopology
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.train_step import StepResult
 
 
@@ -68,6 +72,7 @@ class OrchestratedModel(nn.Module):
         vocabulary: Vocabulary,
         mp_policy: MixedPrecisionPolicy | None = None,
         dtype: torch.dtype = torch.float32,
+        block: int = BLOCK,
     ) -> None:
         """encoders: "vision" and "audio", one or both: `module(data)` returns the rows (t, the LLM's width) of all images, or
         recordings, of a microbatch (`PackedMicrobatch`), those of a sample together. llm: `module(data, tokens)` returns the
@@ -75,10 +80,11 @@ class OrchestratedModel(nn.Module):
         gathered one by one are wrapped before, by `fully_shard(layer, mesh=mesh)`. A `UnitRoot` is taken as it is.
 
         mesh: of all ranks, with one dimension or, to shard within groups, two: (replicate, shard). spec, vocabulary: the
-        loader's. mp_policy: of FSDP. dtype: that of torch.autocast. Every rank makes the model with the same weights, and keeps
-        its shard of its own.
+        loader's. mp_policy: of FSDP. dtype: that of torch.autocast. block: tokens of the blocks by which ranks share sequences.
+        Every rank makes the model with the same weights, and keeps its shard of its own.
 
-        Raises UserError where the encoders are not the job's, nothing learns, or the ranks differ in what learns.
+        Raises UserError where the encoders are not the job's, nothing learns, the ranks differ in what learns, and where ranks
+        are to share sequences that the LLM takes whole, or there are other processes besides these ranks.
         """
         super().__init__()
         wanted = [unit for unit in spec.topology.stages if unit != LLM]
@@ -93,6 +99,10 @@ class OrchestratedModel(nn.Module):
         self.encoders = nn.ModuleDict(roots)
         self.llm: UnitRoot = llm if isinstance(llm, UnitRoot) else OwnLlm(llm, vocabulary)
         self.group, self.num_ranks = _group(mesh), mesh.size()
+        self._shares, self._block = spec.execution.cp != 1, block
+        if self._shares:
+            check_shares(self.llm)
+            self._groups = RankGroups(self.group)
         self.mesh = mesh
         self.device = torch.device(mesh.device_type)
         if self.device.type == "cuda":
@@ -103,10 +113,16 @@ class OrchestratedModel(nn.Module):
             raise UserError("every parameter of encoders and LLM is frozen: let one of them learn (requires_grad, frozen: false)")
         check_alike({"frozen units": self.learns}, self.group, self.device)
         for root in self.units.values():
+            outside = root.outside_shards()
             for part in (*root.shards, root):
-                fully_shard(part, mesh=mesh, mp_policy=mp_policy or MixedPrecisionPolicy())
-        self.sharded = {root.whole_name(name): p for root in self.units.values() for name, p in root.named_parameters()}
-        """The parameters, sharded, by the names that they have in a checkpoint of any trainer."""
+                ignored = None if part is root else outside
+                fully_shard(part, mesh=mesh, mp_policy=mp_policy or MixedPrecisionPolicy(), ignored_params=ignored)
+        self.sharded = {
+            parameter: [part._replace(name=root.whole_name(part.name)) for part in fused]
+            for root in self.units.values()
+            for parameter, fused in parts_of(root)
+        }
+        """The parameters, sharded, each with the names that it has in a checkpoint of any trainer."""
         self.exchanged = ExchangedBytes()
         """Bytes sent to other ranks by exchanges, and those planned."""
         self._fillers = {unit: self._filler(unit, spec, vocabulary) for unit in self.units}
@@ -120,8 +136,13 @@ class OrchestratedModel(nn.Module):
 
     def prepare(self, topology: PipelineTopology, rank: int) -> Sequence[Prepare]:
         """Return what makes the cargo of each place of a rank, in the order of the units."""
-        units = self.units
-        return [CargoMaker(topology, place, [cast(Chunk, units[place.unit])]) for place in topology.places(rank)]
+        return [self._maker(topology, place) for place in topology.places(rank)]
+
+    def _maker(self, topology: PipelineTopology, place: Place) -> CargoMaker:
+        root = self.units[place.unit]
+        if self._shares and place.unit == LLM:
+            return SequenceCargoMaker(topology, place, cast(StageRoot, root), block=self._block)
+        return CargoMaker(topology, place, [cast(Chunk, root)])
 
     def accumulate(self, microbatch: OrchestratedMicrobatch) -> None:
         """Add the loss and the gradients of one microbatch. A collective call.
@@ -166,7 +187,7 @@ class OrchestratedModel(nn.Module):
             if not count:
                 self.encoders[unit].zero_grad(set_to_none=True)
         self._begin()
-        gradients = [_local(p.grad) for p in self.sharded.values() if p.grad is not None]
+        gradients = [_local(p.grad) for p in self.sharded if p.grad is not None]
         if not target_weight:
             self.discard()
             return StepResult(loss=math.nan, target_weight=0.0, grad_norm=0.0)
@@ -195,9 +216,9 @@ class OrchestratedModel(nn.Module):
         self._num_encoded[unit] += backward and not is_empty
         with torch.set_grad_enabled(backward):
             rows = self.encoders[unit](inputs, {})
-            if not is_empty and len(rows) != sum(splits.sent):
+            if not is_empty and cargo is not None and len(rows) != cargo.num_made:
                 raise HeadraceError(
-                    f"the {unit} encoder makes {len(rows)} rows of samples that have {sum(splits.sent)} placeholders: it has to "
+                    f"the {unit} encoder makes {len(rows)} rows of samples that have {cargo.num_made} placeholders: it has to "
                     "make one of each token"
                 )
             leaving = rows[rows_to_send(cargo, self.device)]
@@ -211,11 +232,12 @@ class OrchestratedModel(nn.Module):
 
     def _loss(self, microbatch: OrchestratedMicrobatch, arrived: Mapping[str, Tensor]) -> StepLoss:
         cargo = microbatch.cargo[LLM]
+        groups = self._groups.of_sets(microbatch.shared_by) if microbatch.shared_by else {}
         if cargo is None or not cargo.num_rows:
             return StepLoss(loss_sum=self.llm(self._fillers[LLM], arrived), target_weight=0.0)
-        orders = {unit: cargo.orders.get(unit) for unit in arrived}
-        in_order = {unit: rows if (order := orders[unit]) is None else rows[order] for unit, rows in arrived.items()}
-        inputs = cargo.inputs[0]
+        orders = {unit: join.order for unit, join in cargo.joins.items()}
+        in_order = {unit: rows if (order := orders.get(unit)) is None else rows[order] for unit, rows in arrived.items()}
+        inputs = joined(cargo.inputs[0], groups) if groups else cargo.inputs[0]
         return StepLoss(loss_sum=self.llm(inputs, in_order), target_weight=self.llm.target_weight(inputs))
 
     def _filler(self, unit: str, spec: JobSpec, vocabulary: Vocabulary) -> Inputs:

@@ -7,7 +7,7 @@ behind them is packed. "no_padding" and "third" differ in what is balanced, with
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from headrace.trainer.loading.collate import places
 from headrace.trainer.models.attention import Segments
+from headrace.trainer.orchestrated.layer_inputs import mapped
 from headrace.trainer.pipeline.chunk import Inputs
 
 PADDED, FOURTH = "padded", "fourth"
@@ -74,13 +75,13 @@ def with_form(inputs: Inputs, form: str, *, causal: bool) -> Inputs:
         attends.append(PaddedAttention.of(segments.lengths, causal=causal, is_spread=form == PADDED))
         return replace(segments, attend=attends[-1])
 
-    layers = _mapped(inputs.layers, Segments, changed)
+    layers = mapped(inputs.layers, Segments, changed)
     if form == FOURTH:
         return replace(inputs, layers=layers)
     [attend] = attends
     keys = inputs.dropout_keys
     return replace(
-        inputs, layers=_mapped(layers, Tensor, attend.spread), dropout_keys=None if keys is None else attend.spread(keys)
+        inputs, layers=mapped(layers, Tensor, attend.spread), dropout_keys=None if keys is None else attend.spread(keys)
     )
 
 
@@ -98,14 +99,3 @@ def _spread(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _collect(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
     collected: Tensor = args[-1].attend.collect(output)
     return collected
-
-
-def _mapped(value: Any, kind: type, change: Any) -> Any:
-    """Return a copy of a unit's layer inputs with `change` applied to each value of a kind, tensors of Segments apart."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, tuple):
-        return tuple(_mapped(item, kind, change) for item in value)
-    if is_dataclass(value) and not isinstance(value, type | Segments):
-        return replace(value, **{field.name: _mapped(getattr(value, field.name), kind, change) for field in fields(value)})
-    return value

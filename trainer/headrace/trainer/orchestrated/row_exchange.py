@@ -34,9 +34,9 @@ class Splits:
         """
         sent, received = [0] * num_ranks, [0] * num_ranks
         for exchange in () if leaving is None else leaving.leaving:
-            sent[_rank(exchange.neighbours.receivers[0], num_ranks)] += exchange.num_rows
+            sent[_rank(exchange.peer, num_ranks)] += exchange.num_rows
         for exchange in arriving_from(unit, arriving):
-            received[_rank(exchange.neighbours.source, num_ranks)] += exchange.num_rows
+            received[_rank(exchange.peer, num_ranks)] += exchange.num_rows
         return cls(sent=tuple(sent), received=tuple(received))
 
     def to_others(self, rank: int, *, backward: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,17 @@ class UnitRoot(nn.Module, ABC):
     def shards(self) -> Sequence[nn.Module]:
         """The modules, innermost first, that are gathered one by one; what is in none of them is gathered with the unit."""
         return ()
+
+    def outside_shards(self) -> set[nn.Parameter]:
+        """Return the parameters that are used outside of `shards`, whether or not a shard has them, too: a tower's patch
+        embedding is a part of its first layer in `transformers`, and works in front of it here."""
+        found, modules = set[nn.Parameter](), [cast(nn.Module, self)]
+        while modules:
+            module = modules.pop()
+            if not any(module is shard for shard in self.shards):
+                found.update(module.parameters(recurse=False))
+                modules += module.children()
+        return found
 
     @abstractmethod
     def prepare(self, data: PackedMicrobatch) -> Inputs:

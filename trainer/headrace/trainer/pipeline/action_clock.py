@@ -10,8 +10,8 @@ import torch
 
 from headrace.measured import MeasuredWork
 from headrace.schedule import Action
-from headrace.trainer.loading.stopwatch import Stopwatch
-from headrace.trainer.pipeline.events import Event, Recording, clock_origin_s, measured_work
+from headrace.trainer.loading.stopwatch import Stopwatch, clock_origin_s
+from headrace.trainer.pipeline.events import Event, Recording, measured_work
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.topology import Place
 from headrace.trainer.rank_progress import PROGRESS
@@ -55,8 +55,13 @@ class ActionClock:
         return Recording(self._events, clock_origin_s())
 
     def work(self) -> Sequence[MeasuredWork]:
-        """Return what was measured of the actions. On a GPU these are seconds of the device, and this waits for it."""
-        return measured_work(self._events, None if self._laps is None else self._laps.seconds())
+        """Return what was measured of the actions. On a GPU these are times of the device, and this waits for it."""
+        return measured_work(self._events, clock_origin_s(), None if self._laps is None else self._laps.laps())
+
+    def mark(self) -> None:
+        """Note that the device has done all actions, as behind the reading of the loss (`Stopwatch.mark`)."""
+        if self._laps is not None:
+            self._laps.mark()
 
 
 class _Blocks:

@@ -2,8 +2,8 @@
 
 NCCL ignores tags, and runs the sends and receives of a communicator in the order in which a process posts them: a receive that
 is posted in front of a send holds up the send, on both sides if both do so. So no communicator is used in both directions, nor
-for activations and gradients together: every channel has its own, in which one process only sends and the other only receives.
-gloo goes by tags, and has one group for all.
+for activations and gradients together: every channel has its own, in which one process only sends and the other only receives,
+with gloo as with NCCL.
 
 A channel connects two places of the topology (`PipelineTopology.number`), and so tells the messages of units that share ranks
 apart. What a process sends from one of its places to another needs no channel.
@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
 from functools import partial
 from operator import methodcaller
 from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from headrace.plan import Topology
 from headrace.schedule import Kind
@@ -61,7 +63,7 @@ class ChannelEnd(NamedTuple):
     peer: int
     """The other process's rank in it."""
     tag: int = 0
-    """The same for all messages of a channel. Backends that know tags can have several channels, with a tag for each."""
+    """The same for all messages of a channel. A group of gloo can have several channels, with a tag for each."""
 
 
 OpenEnd = Callable[[ChannelRanks], ChannelEnd | None]
@@ -81,12 +83,12 @@ class Channels:
     ) -> None:
         """Open the channels within units, and between replicas of the same lane (see `headrace.trainer.pipeline.routes`).
 
-        `open_end`: None is `suited_end`. `wait`: function that waits for a message.
+        `open_end`: None is `group_end`. `wait`: function that waits for a message.
         """
         self._topology, self._rank, self._device, self._wait = topology, rank, device, wait
         self._rank_of = topology.rank_of
         self._unit_of = [index for index, size in enumerate(topology.units.values()) for _ in range(size.num_places)]
-        self._open_end = open_end or partial(suited_end, rank=rank, device=device)
+        self._open_end = open_end or partial(group_end, rank=rank, device=device)
         self._ends: dict[Channel, ChannelEnd] = {}
         self._open_pairs: set[Pair] = set()
         self._open(channels_within(topology))
@@ -130,31 +132,39 @@ class Channels:
         return ChannelRanks(self._rank_of[sender], self._rank_of[receiver], line * len(Kind) + kind)
 
 
-def suited_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
-    """Return this rank's end of a channel, as suits the backend; None: it is at neither.
-
-    gloo goes by tags, so that the default group serves for all channels: each more of its groups would have threads that wake up
-    100 times a second. With other backends a channel is a group of its own (`group_end`).
-    """
-    backend = cast(dist.ProcessGroup, dist.distributed_c10d._get_default_group()._get_backend(device))
-    if not isinstance(backend, dist.ProcessGroupGloo):
-        return group_end(ranks, rank, device)
-    sender, receiver, tag = ranks
-    return ChannelEnd(backend, sender + receiver - rank, tag) if rank in (sender, receiver) else None
-
-
 def group_end(ranks: ChannelRanks, rank: int, device: torch.device) -> ChannelEnd | None:
     """Make a channel's own group of `torch.distributed`, and return this rank's end; None: it is at neither.
 
-    Every process of the default group calls it, as torch numbers groups; those at neither end do not wait for anybody.
+    Every process of the default group calls it, as torch numbers groups; those at neither end do not wait for anybody. Groups of
+    gloo share the thread of the default group that moves their bytes: each one's own would wake up 100 times a second.
     """
     both = sorted((ranks.sender, ranks.receiver))
-    group = dist.new_group(both, timeout=GROUP_TIMEOUT)
+    shares = isinstance(_default_backend(device), dist.ProcessGroupGloo)
+    group = dist.new_group(both, timeout=GROUP_TIMEOUT, backend=_shared_gloo() if shares else None)
     if rank not in both:
         return None
     # The backend is called directly: the overhead of torch.distributed and of a group's dispatch takes as long as a message.
     backend = cast(dist.ProcessGroup, group._get_backend(device))  # it has the same methods
     return ChannelEnd(backend, peer=1 - both.index(rank))
+
+
+def _default_backend(device: torch.device) -> object:
+    return dist.distributed_c10d._get_default_group()._get_backend(device)
+
+
+def _shared_gloo() -> str:
+    """Return the name of a backend: gloo on the default group's devices, with one more thread a group."""
+
+    def make(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = cast(dist.ProcessGroupGloo, _default_backend(torch.device("cpu"))).options._devices  # type: ignore[attr-defined]
+        options._timeout, options._threads = timeout, 1
+        return dist.ProcessGroupGloo(store, rank, size, options)
+
+    name = "shared_gloo"
+    if name not in dist.Backend.backend_list:
+        dist.Backend.register_backend(name, make, devices=["cpu"])
+    return name
 
 
 def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
@@ -173,20 +183,25 @@ def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
 
 
 def channels_between(topology: PipelineTopology, source: Replica, target: Replica) -> Iterator[Channel]:
-    """Yield the channels between a replica and one of the next unit.
-
-    Each TP slice receives from one slice of the other side: where that has fewer slices, some of them send to several.
-    """
+    """Yield the channels between a replica and one of the next unit: those between `slice_pairs`, there and back."""
     last = topology.units[source[0]].pp - 1
     ends, begins = (
         [topology.number(Place(unit, replica, stage, index)) for index in range(topology.units[unit].tp)]
         for (unit, replica), stage in ((source, last), (target, 0))
     )
-    for number, receiver in enumerate(begins):
-        yield Channel(Kind.FORWARD, ends[number % len(ends)], receiver)
-    if needs_output_gradient(topology, source[0]):
-        for number, receiver in enumerate(ends):
-            yield Channel(Kind.BACKWARD, begins[number % len(begins)], receiver)
+    for sender, receiver in slice_pairs(len(ends), len(begins)):
+        yield Channel(Kind.FORWARD, ends[sender], begins[receiver])
+        if needs_output_gradient(topology, source[0]):
+            yield Channel(Kind.BACKWARD, begins[receiver], ends[sender])
+
+
+def slice_pairs(senders: int, receivers: int) -> list[tuple[int, int]]:
+    """Return the slices of a stage, and of one of the next unit, between which each share of a handover's rows goes.
+
+    There are as many shares as both numbers of slices divide. So each slice sends as much as the others of its stage, and
+    receives as much.
+    """
+    return [(number % senders, number % receivers) for number in range(math.lcm(senders, receivers))]
 
 
 def pairs_of_lanes(topology: PipelineTopology) -> Iterator[Pair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
+from headrace.trainer.models.fused_linear import Part, parts_of
 from headrace.trainer.pipeline.checkpoint_files import (
     TRAINING_RECORD,
     WEIGHT,
@@ -32,7 +33,11 @@ from headrace.trainer.pipeline.tensor_parallel import cut_dimension
 log = logging.getLogger(__name__)
 
 _STEP = "step"
-_STATE = (_STEP, "exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_STATE = (_STEP, *_MOMENTS)
+
+Stored = Sequence[tuple[TensorKey, Part]]
+"""What a checkpoint has of a parameter: the weight's key, or those of all parts if it is fused (`FusedLinear`)."""
 
 
 class CheckpointWriter:
@@ -127,29 +132,36 @@ def load(checkpoint: Checkpoint, step: PipelineStep) -> None:
 
 
 def _load_place(checkpoint: Checkpoint, step: PlaceStep) -> None:
-    for weight, parameter in step.whole(_held(step), writes=True):
+    for stored, parameter in step.whole(_held(step), writes=True):
         with torch.no_grad():
-            parameter.copy_(checkpoint.read(weight, parameter.shape))
-        if not (parameter.requires_grad and step.optimizer.owns(parameter)):
-            continue
-        keys = [_key_of_state(weight, kind) for kind in _STATE]
-        if all(key in checkpoint for key in keys):
-            shapes = [() if key.kind == _STEP else parameter.shape for key in keys]
-            state = {key.kind: checkpoint.read(key, shape) for key, shape in zip(keys, shapes, strict=True)}
-            step.optimizer.load_state(parameter, {kind: tensor.to(parameter.device) for kind, tensor in state.items()})
+            for weight, part in stored:
+                of_part = part.of(parameter)
+                of_part.copy_(checkpoint.read(weight, of_part.shape))
+        if parameter.requires_grad and step.optimizer.owns(parameter):
+            state = _read_state(checkpoint, stored, parameter)
+            if state:
+                step.optimizer.load_state(parameter, state)
 
 
-def _held(step: PlaceStep) -> Iterator[tuple[TensorKey, nn.Parameter]]:
-    """Yield the parameters of a place, each with the key of its weight (or tensor-parallel slice) in a checkpoint."""
+def _read_state(checkpoint: Checkpoint, stored: Stored, parameter: Tensor) -> dict[str, Tensor]:
+    """Read the optimizer state of a parameter, to its device; empty if it was never updated."""
+    if not all(_key_of_state(weight, kind) in checkpoint for weight, _ in stored for kind in _STATE):
+        return {}
+    state = {kind: torch.empty_like(parameter, dtype=torch.float32) for kind in _MOMENTS}
+    for weight, part in stored:
+        for kind, whole in state.items():
+            of_part = part.of(whole)
+            of_part.copy_(checkpoint.read(_key_of_state(weight, kind), of_part.shape))
+    return {_STEP: checkpoint.read(_key_of_state(stored[0][0], _STEP), ()).to(parameter.device), **state}
+
+
+def _held(step: PlaceStep) -> Iterator[tuple[Stored, nn.Parameter]]:
+    """Yield the parameters of a place, each with what a checkpoint has of it, or of its tensor-parallel slice."""
     place = step.place
     slices = step.topology.units[place.unit].tp
-    held = {name: parameter for stage in step.stages for name, parameter in stage.model.named_parameters()}
-    for name, parameter in held.items():
-        dim = cut_dimension(name) if slices > 1 else None
-        if dim is None:
-            yield TensorKey(name=name, kind=WEIGHT), parameter
-        else:
-            yield TensorKey(name=name, kind=WEIGHT, dim=dim, index=place.slice, count=slices), parameter
+    held = {parameter: fused for stage in step.stages for parameter, fused in parts_of(stage.model)}
+    for parameter, fused in held.items():
+        yield [(_key_of_weight(part.name, place.slice, slices), part) for part in fused], parameter
 
 
 def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
@@ -158,15 +170,23 @@ def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
     What is yielded is to be copied before the next one: moments are gathered from the replicas a few at a time.
     """
     step.optimizer.wait()
-    own: dict[nn.Parameter, TensorKey] = {}
-    for weight, parameter in step.whole(_held(step)):
+    own: dict[nn.Parameter, Stored] = {}
+    for stored, parameter in step.whole(_held(step)):
         writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
         if writes and not step.is_copy(parameter):
-            own[parameter] = weight
-            yield weight, parameter.detach()
+            own[parameter] = stored
+            yield from ((weight, part.of(parameter.detach())) for weight, part in stored)
     for parameter, state in step.optimizer.state():
-        if parameter in own:
-            yield from ((_key_of_state(own[parameter], kind), tensor) for kind, tensor in state.items())
+        for weight, part in own.get(parameter, ()):
+            for kind, tensor in state.items():
+                yield _key_of_state(weight, kind), tensor if kind == _STEP else part.of(tensor)
+
+
+def _key_of_weight(name: str, index: int, count: int) -> TensorKey:
+    dim = cut_dimension(name) if count > 1 else None
+    if dim is None:
+        return TensorKey(name=name, kind=WEIGHT)
+    return TensorKey(name=name, kind=WEIGHT, dim=dim, index=index, count=count)
 
 
 def _key_of_state(weight: TensorKey, kind: str) -> TensorKey:

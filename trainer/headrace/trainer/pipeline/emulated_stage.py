@@ -64,12 +64,12 @@ class EmulatedChunk:
     width = token_width = WIDTH
     device = torch.device("cpu")
 
-    def __init__(self, forward_s: Mapping[int, float], factors: Sequence[float], *, is_last: bool) -> None:
+    def __init__(self, forward_s: Mapping[int, float], factors: Sequence[float], *, is_last: bool, num_slices: int = 1) -> None:
         """`forward_s`: seconds of this part's forward, by sample. `factors`: this unit's entry of `EmulatedStep.factors`.
-        `is_last`: whether this is the last part of the whole pipeline, which has the loss.
+        `is_last`: whether this is the last part of the whole pipeline, which has the loss. `num_slices`: of the stage.
         """
         self.asked_s = self.slept_s = 0.0
-        self._forward_s, self._factors, self._is_last = forward_s, factors, is_last
+        self._forward_s, self._factors, self._is_last, self._num_slices = forward_s, factors, is_last, num_slices
         self._weights_s = 0.0
         """Seconds of the weight action that the last backward put off."""
         self._trainable = torch.zeros((), requires_grad=True)
@@ -80,6 +80,9 @@ class EmulatedChunk:
 
     def rows_between_stages(self, num_rows: int) -> int:
         return num_rows
+
+    def gather_slices(self, share: Tensor) -> Tensor:
+        return share.repeat(self._num_slices, 1)
 
     def token_counts(self, data: PackedMicrobatch) -> Tensor:
         return data.images_per_sample
@@ -133,6 +136,7 @@ def emulate(step: EmulatedStep, channels: Channels) -> Emulated:
     wire = Wire(channels, torch.device("cpu"), torch.float32)
     executors = [Executor(topology, place, _chunks(step, place), wire) for place in topology.places(dist.get_rank())]
     cargoes = [_cargo_of(executor, routes) for executor in executors]  # made before the step, as in training beside it
+    channels.open_between(routes.pairs)  # here, as a run opens them in its first steps only
     dist.barrier()
     run_step(executors, routes, [cargo.__getitem__ for cargo in cargoes])
     wire.flush()
@@ -149,7 +153,12 @@ def _chunks(step: EmulatedStep, place: Place) -> list[EmulatedChunk]:
     forward_s = {sample: seconds / topology.num_parts(unit) for sample, seconds in step.forward_s[unit].items()}
     ends = unit == list(topology.units)[-1] and place.stage == topology.stages[unit] - 1
     return [
-        EmulatedChunk(forward_s, step.factors[unit], is_last=ends and chunk == topology.chunks_of(unit) - 1)
+        EmulatedChunk(
+            forward_s,
+            step.factors[unit],
+            is_last=ends and chunk == topology.chunks_of(unit) - 1,
+            num_slices=topology.units[unit].tp,
+        )
         for chunk in range(topology.chunks_of(unit))
     ]
 

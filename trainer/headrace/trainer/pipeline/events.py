@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headrace.measured import MeasuredWork
+from headrace.measured import MeasuredWork, Ran
 from headrace.schedule import Action, Kind
+from headrace.trainer.loading.stopwatch import Lap
 from headrace.trainer.pipeline.topology import Place
 
 _US_PER_S = 1e6
-_CLOCK_READINGS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,36 +52,33 @@ class Recording:
     """Unix time at 0 of the events' clock, which aligns the events of different hosts."""
 
 
-def clock_origin_s() -> float:
-    """Return the Unix time at 0 of this host's `time.monotonic`, from the shortest of several readings of both clocks."""
-    readings = []
-    for _ in range(_CLOCK_READINGS):
-        before_s, unix_s, after_s = time.monotonic(), time.time(), time.monotonic()
-        readings.append((after_s - before_s, unix_s - (before_s + after_s) / 2))
-    return min(readings)[1]
+def measured_work(
+    events: Sequence[Event], clock_unix_s: float, on_gpu: Sequence[Lap[Action]] | None = None
+) -> list[MeasuredWork]:
+    """Return a stage's actions that computed something, by kind; only the first TP slice tells its own.
 
-
-def measured_work(events: Sequence[Event], on_gpu: Mapping[Action, float] | None = None) -> list[MeasuredWork]:
-    """Return the seconds of a stage's actions that computed something, by kind; only the first TP slice tells its own.
-
-    `on_gpu`: seconds of the device for each action; None: the stage computes on the host, and its events have its seconds.
+    clock_unix_s: Unix time at 0 of the events' clock. `on_gpu`: laps of the device on that clock, any number for each action;
+    None: the stage computes on the host, and its events have its times.
     """
-    seconds: dict[Kind, dict[int, float]] = {}
+    laps: dict[Action, list[Lap[Action]]] = {}
+    for lap in on_gpu or ():
+        laps.setdefault(lap.key, []).append(lap)
+    by_kind: dict[Kind, list[Ran]] = {}
     for event in events:
         if event.compute_s > 0.0 and event.place.slice == 0:
-            of_kind, microbatch = seconds.setdefault(event.action.kind, {}), event.action.microbatch
-            own_s = event.end_s - event.drawn_start_s - event.data_wait_s if on_gpu is None else on_gpu.get(event.action, 0.0)
-            of_kind[microbatch] = of_kind.get(microbatch, 0.0) + own_s
+            if on_gpu is None:
+                end_s, seconds = event.end_s, event.end_s - event.drawn_start_s - event.data_wait_s
+            else:
+                of_action = laps.get(event.action, ())
+                end_s = max((lap.end_s for lap in of_action), default=event.end_s)
+                seconds = sum(lap.end_s - lap.begin_s for lap in of_action)
+            ran = Ran(event.action.microbatch, event.action.chunk, end_s - seconds, seconds)
+            by_kind.setdefault(event.action.kind, []).append(ran)
     return [
-        MeasuredWork(
-            unit=(place := events[0].place).unit,
-            replica=place.replica,
-            stage=place.stage,
-            kind=kind,
-            microbatches=tuple(of_kind),
-            seconds=tuple(of_kind.values()),
+        MeasuredWork.of(
+            ran, clock_unix_s, unit=(place := events[0].place).unit, replica=place.replica, stage=place.stage, kind=kind
         )
-        for kind, of_kind in seconds.items()
+        for kind, ran in by_kind.items()
     ]
 
 

@@ -19,6 +19,7 @@ from headrace.measured import MeasuredWork
 from headrace.plan import GENERATOR, LLM, StepPlan
 from headrace.quarantine import Rejected
 from headrace.sample import UNIT_COLUMNS
+from headrace.trainer.loading.columns import MEDIA
 from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.loading.connecting import PREFETCH_BYTES, PREFETCH_PARTS, THREADS
 from headrace.trainer.loading.device_copy import DeviceCopy, PendingCopy
@@ -264,12 +265,10 @@ class PipelineLoader(PortionLoader):
 def columns_of(topology: PipelineTopology, place: Place) -> tuple[str, ...]:
     """Return the columns that a process fetches: those of its unit, with the media (patches, mel) only where they are read.
 
-    Media are read on the first stage of a unit and on the generator's last one, which compares with them; with several chunks
-    per stage, every process fetches them.
+    Media are read on the first stage of a unit and on the generator's last one, which compares with them.
     """
     ends = (0, topology.units[GENERATOR].pp - 1) if place.unit == GENERATOR else (0,)
-    reads = place.stage in ends or topology.chunks > 1
-    return tuple(name for name in UNIT_COLUMNS[place.unit] if reads or name not in ("patches", "mel"))
+    return tuple(name for name in UNIT_COLUMNS[place.unit] if place.stage in ends or name not in MEDIA)
 
 
 def replicas_of(topology: PipelineTopology, place: Place, replicas: int) -> list[int]:

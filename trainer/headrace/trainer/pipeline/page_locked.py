@@ -6,9 +6,7 @@ an H100, where blocks of huge pages that several threads touch first are locked 
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import mmap
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headrace.observability.logs import pairs
+from headrace.trainer.pipeline.huge_pages import map_memory
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +60,7 @@ class PageLockedBlocks:
         self._blocks.clear()
 
     def _add_block(self, num_bytes: int) -> None:
-        memory = mmap.mmap(-1, -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):  # where there are no huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        block = np.frombuffer(memory, np.uint8)
+        block = np.frombuffer(map_memory(num_bytes), np.uint8)
         _touch(block)
         address = block.ctypes.data
         if error := self._lock(address, len(block)):

@@ -88,6 +88,8 @@ class PipelineStep:
             totals = run_step([place.executor for place in self.places], routes, feeds)
             self._wire.flush()
         loss_sum, target_weight = self._sum(totals)
+        for place in self.places:
+            place.executor.clock.mark()
         is_finite = math.isfinite(loss_sum)
         self.non_finite_samples = () if is_finite else [one for some in totals for one in some.non_finite_samples()]
         if not target_weight:

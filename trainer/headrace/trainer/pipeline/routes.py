@@ -9,6 +9,8 @@ If a unit has another number of replicas than the LLM, gcd(both numbers) lanes c
 are one lane), and the plan says how the samples of a lane are dealt to the unit's replicas (`StepPlan.unit_replicas`). Plans of
 a job that does not say the unit's dp (`execution.units`) do not: the samples of a lane's microbatch are then cut by number, in
 order, and some replicas take longer than others.
+
+A sample that several replicas of the LLM share (`StepPlan.degrees`) is in a portion of each, and its encoders hand it to all.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from headrace.plan import StepPlan
+from headrace.plan import LLM, StepPlan
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,7 +66,10 @@ class Routes:
         units = list(plan.topology.stages)
         places = {unit: _places(plan, unit, replicas[unit]) for unit in units}
         back = {sample: place.microbatch for sample, place in places[units[-1]].items()}
-        of_unit = {unit: _portions(unit, places[unit], back) for unit in units}
+        llm = places[LLM].items() if plan.degrees else ()
+        self._sharers = {sample: plan.sharers(sample, place.replica) for sample, place in llm if sample in plan.degrees}
+        self._shared_in = {sample: place.microbatch for sample, place in llm if sample in plan.degrees}
+        of_unit = {unit: _portions(unit, places[unit], back, self._sharers if unit == LLM else {}) for unit in units}
         self._portions: dict[tuple[str, int], list[Portion]] = {}
         self._occupied: dict[int, set[int]] = {}  # by replica
         for portion in chain.from_iterable(of_unit.values()):
@@ -85,16 +90,28 @@ class Routes:
         """Whether any sample passes from a replica of one unit to a replica with another index in the next unit."""
 
     def _connect(self, sources: Sequence[Portion], targets: Sequence[Portion]) -> None:
-        target_of = {sample: portion for portion in targets for sample in portion.samples}
+        targets_of: dict[int, list[Portion]] = {}
+        for portion in targets:
+            for sample in portion.samples:
+                targets_of.setdefault(sample, []).append(portion)
         for source in sources:
             taken: dict[Portion, list[int]] = {}
             for sample in source.samples:
-                taken.setdefault(target_of[sample], []).append(sample)
+                for target in targets_of[sample]:
+                    taken.setdefault(target, []).append(sample)
             for target, samples in sorted(taken.items()):
                 handover = Handover(source, target, tuple(samples), len(self.handovers))
                 self.handovers.append(handover)
                 self._out_of.setdefault(source, []).append(handover)
                 self._into.setdefault(target, []).append(handover)
+
+    def sharers(self, sample: int, replica: int) -> range:
+        """Return the replicas of the LLM that share a sample. replica: one that has it."""
+        return self._sharers.get(sample, range(replica, replica + 1))
+
+    def shared_by(self, microbatch: int) -> tuple[tuple[int, ...], ...]:
+        """Return the replicas of the LLM that share any sample of a microbatch with each other, each set of them once."""
+        return tuple(sorted({tuple(self._sharers[sample]) for sample, k in self._shared_in.items() if k == microbatch}))
 
     def portions(self, unit: str, replica: int) -> list[Portion]:
         """Return the portions of one replica of a unit, ordered by the microbatch of their forward, then of their backward."""
@@ -149,8 +166,17 @@ def _places(plan: StepPlan, unit: str, replicas: int) -> dict[int, _Place]:
     return places
 
 
-def _portions(unit: str, places: Mapping[int, _Place], back: Mapping[int, int]) -> list[Portion]:
+def _portions(unit: str, places: Mapping[int, _Place], back: Mapping[int, int], sharers: Mapping[int, range]) -> list[Portion]:
+    """Return the portions of a unit. Samples that several replicas share come first, those of the same replicas together, in one
+    order on all of them: so these meet in their exchanges."""
     samples: dict[tuple[int, int, int], list[int]] = {}
-    for sample, place in places.items():
-        samples.setdefault((place.replica, place.microbatch, back[sample]), []).append(sample)
+
+    def order(sample: int) -> tuple[int, int, int]:
+        several = sharers.get(sample)
+        return (1, 0, 0) if several is None else (0, several.start, several.stop)
+
+    for sample in sorted(places, key=order) if sharers else places:
+        place = places[sample]
+        for replica in sharers.get(sample, (place.replica,)):
+            samples.setdefault((replica, place.microbatch, back[sample]), []).append(sample)
     return [Portion(unit, *key, tuple(of_portion)) for key, of_portion in sorted(samples.items())]

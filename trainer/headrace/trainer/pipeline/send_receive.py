@@ -36,7 +36,7 @@ class Wire:
         self.channels = channels
         self._wait = wait
         self._device = device
-        self._dtype = dtype
+        self.dtype = dtype
         self._sent: dict[Channel, dict[int, dist.Work]] = {}  # by number, in the order of sending; each keeps its tensor
         self._expected: dict[tuple[Channel, int], tuple[dist.Work, Tensor]] = {}  # by channel and number
         self._own: dict[tuple[Channel, int], Tensor] = {}  # from this process to itself, by channel and number
@@ -51,8 +51,8 @@ class Wire:
         finds it sent, or until `flush`, and must not be written to until then. gloo never reports a send as done: there what
         nothing answers stays until `flush`.
         """
-        if tensor.dtype is not self._dtype or not tensor.is_contiguous():  # saves two calls into torch
-            tensor = tensor.to(self._dtype).contiguous()
+        if tensor.dtype is not self.dtype or not tensor.is_contiguous():  # saves two calls into torch
+            tensor = tensor.to(self.dtype).contiguous()
         if self.channels.are_within(channel):
             self._own[channel, number] = tensor.detach()
         else:
@@ -70,7 +70,7 @@ class Wire:
             if requires_grad:
                 self._own_with_gradient.add((channel, number))
         else:
-            tensor = torch.empty(shape, dtype=self._dtype, device=self._device, requires_grad=requires_grad)
+            tensor = torch.empty(shape, dtype=self.dtype, device=self._device, requires_grad=requires_grad)
             end = self.channels[channel]
             self._expected[channel, number] = end.backend.recv([tensor], end.peer, end.tag), tensor
 

@@ -1,18 +1,14 @@
 """The matrices of a slice, each as one node of the graph with the exchange of rows in front of it or behind it.
 
-One autograd function of Python replaces those of an exchange, of each matrix and of the sums of their gradients, so that a slice
-costs the host less (the idea of Megatron-LM's `ColumnParallelLinear`). And it overlaps what the slices send with what they
-compute, as far as a microbatch's rows are in several pieces (`SliceRows`): products are computed with one piece while the next is
-gathered, and a piece of the products is summed while the next is computed (StepCCL: DistTrain, Zhang et al. 2024, section 7).
-Gradients of rows are summed while those of the weights are computed, however many pieces there are.
-
-The matrices stay several parameters, as checkpoints name them: a single one made whole layers 4 % faster on 8 rows, and no faster
-on 256.
+One autograd function of Python replaces those of an exchange and of a matrix, so that a slice costs the host less (the idea of
+Megatron-LM's `ColumnParallelLinear`). And it overlaps what the slices send with what they compute, as far as a microbatch's rows
+are in several pieces (`SliceRows`): products are computed with one piece while the next is gathered, and a piece of the products
+is summed while the next is computed (StepCCL: DistTrain, Zhang et al. 2024, section 7). Gradients of rows are summed while those
+of the weights are computed, however many pieces there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,18 +21,17 @@ from headrace.trainer.pipeline.slice_rows import SliceRows
 from headrace.trainer.pipeline.weight_gradients import puts_off
 
 
-def gathered_products(share: Tensor, rows: SliceRows, matrices: Sequence[nn.Linear]) -> tuple[Tensor, ...]:
-    """Return the product (T, out) of each column-parallel matrix and the rows of all slices, from this slice's share (S, W).
+def gathered_product(share: Tensor, rows: SliceRows, matrix: nn.Linear) -> Tensor:
+    """Return the product (T, out) of a column-parallel matrix and the rows of all slices, from this slice's share (S, W).
 
     The backward sums the gradients of the rows over all slices, and each gets the sum of its share. Under autocast the rows are
     gathered in its dtype.
     """
     share = cast_once(share)
-    if _does_more(matrices[0]):
-        whole = gather_rows(share, rows)
-        return tuple([matrix(whole) for matrix in matrices])
-    tensors = [tensor for matrix in matrices for tensor in matrix._parameters.values()]  # an attribute of a module is slower
-    return _GatheredProducts.apply(share, rows, *tensors)  # type: ignore[no-any-return]
+    if _does_more(matrix):
+        product: Tensor = matrix(gather_rows(share, rows))
+        return product
+    return _GatheredProduct.apply(share, rows, *matrix._parameters.values())  # type: ignore[no-any-return]  # attributes are slower
 
 
 def add_summed_product(x: Tensor, inner: Tensor, rows: SliceRows, matrix: nn.Linear) -> Tensor:
@@ -51,38 +46,33 @@ def _does_more(matrix: nn.Linear) -> bool:
     return puts_off(matrix) or bool(matrix._forward_hooks)
 
 
-class _GatheredProducts(PlainFunction):
-    """Takes weight and bias, or None, of each matrix in turn."""
-
+class _GatheredProduct(PlainFunction):
     @staticmethod
-    def forward(ctx: Any, share: Tensor, rows: SliceRows, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, share: Tensor, rows: SliceRows, weight: Tensor, bias: Tensor | None) -> Tensor:
         whole, works = rows.start_gather(share)
-        weights, biases = tensors[::2], tensors[1::2]
         ctx.rows = rows
-        ctx.save_for_backward(whole if True in ctx.needs_input_grad[2:] else None, *weights)
+        ctx.save_for_backward(whole if ctx.needs_input_grad[2] else None, weight)
         products = []
         for work, (piece,) in zip(works, rows.piecewise(whole), strict=True):
             work.wait()
-            products.append(tuple([functional.linear(piece, w, b) for w, b in zip(weights, biases, strict=True)]))  # type: ignore[arg-type]
-        return products[0] if len(products) == 1 else tuple([torch.cat(pieces) for pieces in zip(*products, strict=True)])
+            products.append(functional.linear(piece, weight, bias))
+        return products[0] if len(products) == 1 else torch.cat(products)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        whole, *weights = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        whole, weight = ctx.saved_tensors
         rows: SliceRows = ctx.rows
-        of_share, _, *of_tensors = ctx.needs_input_grad
+        of_share, _, of_weight, of_bias = ctx.needs_input_grad
         share, works = None, []
         if of_share:
-            share = gradients[0].new_empty(rows.num_own, weights[0].shape[1])
-            for index, pieces in enumerate(rows.piecewise(*gradients)):
-                works.append(rows.start_sum(_sum_of_products(pieces, weights), share, index))
-        found: list[Tensor | None] = [share, None]
-        for index, gradient in enumerate(gradients):
-            found.append(gradient.T @ whole if of_tensors[2 * index] else None)  # autograd casts it to the weight's dtype
-            found.append(gradient.sum(0) if of_tensors[2 * index + 1] else None)
+            share = gradient.new_empty(rows.num_own, weight.shape[1])
+            for index, (piece,) in enumerate(rows.piecewise(gradient)):
+                works.append(rows.start_sum(_product(piece, weight), share, index))
+        of_rows = gradient.T @ whole if of_weight else None  # autograd casts it to the weight's dtype
+        of_all = gradient.sum(0) if of_bias else None
         for work in works:
             work.wait()
-        return tuple(found)
+        return share, None, of_rows, of_all
 
 
 class _AddSummedProduct(PlainFunction):
@@ -111,7 +101,7 @@ class _AddSummedProduct(PlainFunction):
         for work, (piece,) in zip(works, rows.piecewise(whole), strict=True):
             work.wait()
             if of_inner:
-                products.append(_sum_of_products([piece], [weight]))
+                products.append(_product(piece, weight))
         return (
             gradient if of_x else None,
             (products[0] if len(products) == 1 else torch.cat(products)) if of_inner else None,
@@ -121,26 +111,18 @@ class _AddSummedProduct(PlainFunction):
         )
 
 
-def _sum_of_products(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    """Return the gradient (T, in) of the rows that matrices have taken, from those of the products, each (T, out)."""
-    first = gradients[0]
-    if first.dtype == weights[0].dtype:
-        return _summed_by_pairs(gradients, weights)
-    # The forward ran under autocast, whose cache has the weights' casts. Its context manager would clear that: in a backward's
+def _product(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Return the gradient (T, in) of the rows that a matrix has taken, from that of their product (T, out)."""
+    if gradient.dtype == weight.dtype:
+        return gradient @ weight
+    # The forward ran under autocast, whose cache has the weight's cast. Its context manager would clear that: in a backward's
     # thread it is the outermost.
-    device = first.device.type
+    device = gradient.device.type
     enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    torch.set_autocast_dtype(device, first.dtype)
+    torch.set_autocast_dtype(device, gradient.dtype)
     torch.set_autocast_enabled(device, True)
     try:
-        return _summed_by_pairs(gradients, weights)
+        return gradient @ weight
     finally:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
-
-
-def _summed_by_pairs(gradients: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-    total = gradients[0] @ weights[0]
-    for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
-        total = torch.addmm(total, gradient, weight)
-    return total

@@ -17,6 +17,7 @@ from headrace.trainer.models.dropout import ResidualDropout
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.pipeline.chunk import Inputs, Output
 from headrace.trainer.pipeline.sharded_weights import ShardedWeights
+from headrace.trainer.pipeline.slice_collectives import gather
 from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.weight_gradients import WeightGradients
 
@@ -108,6 +109,10 @@ class Stage(nn.Module, ABC):
     def rows_between_stages(self, num_rows: int) -> int:
         """Return how many rows of hidden states come from the stage before for a portion of `num_rows`, and go to the next."""
         return num_rows if self.slices is None else self.slices.rows_between_stages(num_rows)
+
+    def gather_slices(self, share: Tensor) -> Tensor:
+        """Return the rows (n S, width) of all n slices of the stage behind each other, from this one's (S, width)."""
+        return share if self.slices is None else gather(share, self.slices.group)
 
     def token_counts(self, _: PackedMicrobatch) -> Tensor:
         """Return the (n,) counts of tokens that the last stage makes of each sample for the downstream unit, on the host."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -23,7 +23,7 @@ from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.sharded_weights import ShardedWeights
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
-from headrace.trainer.pipeline.unit_exchange import Exchange, in_order
+from headrace.trainer.pipeline.unit_exchange import Exchange, Join, joined
 from headrace.trainer.pipeline.weight_passes import WeightPasses
 
 
@@ -73,8 +73,8 @@ class _Held:
 
     output: Output
     hidden: Tensor | None = None
-    arrived: Sequence[Tensor] = ()
-    """Tensors received by the exchanges of `Cargo.arriving`, in their order; empty except on the unit's first position."""
+    arrived: Mapping[str, Tensor] = field(default_factory=dict)
+    """The rows (t, width) that came from each upstream unit; empty except on the unit's first position."""
 
 
 class _Link(NamedTuple):
@@ -215,9 +215,7 @@ class StepRun:
             return
         for exchange in cargo.arriving if is_forward else cargo.leaving:
             if exchange.number == message.number:
-                requires_grad = is_forward and exchange.unit in self.program.units_needing_gradient
-                shape = (exchange.num_rows, move.width)
-                self._wire.expect(shape, self._from(move.kind, exchange), message.number, requires_grad=requires_grad)
+                self._wire.expect((exchange.num_rows, move.width), self._from(move.kind, exchange), message.number)
 
     def take(self, action: Action, moves: Sequence[Move], *, last_of_chunk: bool) -> None:
         """Run an action whose receives were posted. last_of_chunk: whether none of its chunk's actions is left in the step."""
@@ -238,15 +236,16 @@ class StepRun:
         if not cargo.num_rows:
             return
         hidden: Tensor | None = None
-        arrived: list[Tensor] = []
-        tokens: dict[str, Tensor] = {}
+        arrived: dict[str, Tensor] = {}
         if move.source is not None:
             hidden = self._wire.receive(*move.source)
         else:
-            arrived = [self._receive(Kind.FORWARD, exchange) for exchange in cargo.arriving]
-            tokens = in_order(cargo.arriving, arrived, cargo.orders)
+            for unit, join in cargo.joins.items():
+                own = [exchange for exchange in cargo.arriving if exchange.unit == unit]
+                needs_gradient = unit in self.program.units_needing_gradient
+                arrived[unit] = self._receive(move, own, join).requires_grad_(needs_gradient)
         with self.clock.computing, self._passes.of_portion(move.position // len(self._peers), move.kind):
-            output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, tokens)
+            output = move.chunk(cargo.inputs[move.position // len(self._peers)], hidden, arrived)
         if move.has_backward:
             self._held[move.portion, move.position] = _Held(output, hidden, arrived)
         if output.loss is not None:
@@ -255,8 +254,7 @@ class StepRun:
             self._wire.send(output.rows, *move.target)
         elif output.rows is not None:
             for exchange in cargo.leaving:
-                rows = output.rows if exchange.is_all_of(output.rows) else output.rows.detach()[exchange.rows]
-                self._send(Kind.FORWARD, exchange, rows)
+                self._send(Kind.FORWARD, exchange, output.rows)
 
     def _run_backward(self, move: Move) -> None:
         held = self._held.pop((move.portion, move.position), None)
@@ -269,7 +267,7 @@ class StepRun:
             ends.append(loss.loss_sum)
             gradients.append(None)
         if rows is not None and (move.source is not None or rows.numel()):
-            gradient = self._gradient(move, rows)
+            gradient = self._gradient(move)
             if rows.requires_grad:  # False in a frozen LLM if the portion has no media
                 ends.append(rows)
                 gradients.append(gradient if gradient.dtype is rows.dtype else gradient.to(rows.dtype))
@@ -281,21 +279,17 @@ class StepRun:
                 self._deferred_weights[move.portion, move.position] = move.chunk.take_weight_gradients()
         if move.sends_gradient and move.target is not None and held.hidden is not None:
             self._wire.send(_gradient_of(held.hidden), *move.target)
-        arriving = self._cargo[move.portion].arriving
-        for exchange, tensor in zip(arriving, held.arrived, strict=False):  # nothing arrives by exchange after the first position
-            if tensor.requires_grad:
-                self._send(Kind.BACKWARD, exchange, _gradient_of(tensor))
+        of_arrived = {unit: _gradient_of(tokens) for unit, tokens in held.arrived.items() if tokens.requires_grad}
+        for exchange in self._cargo[move.portion].arriving if of_arrived else ():
+            if exchange.unit in of_arrived:
+                self._send(Kind.BACKWARD, exchange, of_arrived[exchange.unit])
 
-    def _gradient(self, move: Move, output: Tensor) -> Tensor:
+    def _gradient(self, move: Move) -> Tensor:
         if move.source is not None:
             return self._wire.receive(*move.source)
-        leaving = self._cargo[move.portion].leaving
-        if len(leaving) == 1 and leaving[0].is_all_of(output):
-            return self._receive(Kind.BACKWARD, leaving[0])
-        gradient = torch.zeros_like(output)
-        for exchange in leaving:
-            gradient[exchange.rows] = self._receive(Kind.BACKWARD, exchange).to(gradient.dtype)
-        return gradient
+        cargo = self._cargo[move.portion]
+        assert cargo.gradient_join is not None, "the unit behind sends a gradient"
+        return self._receive(move, cargo.leaving, cargo.gradient_join)
 
     def _run_weights(self, move: Move) -> None:
         compute = self._deferred_weights.pop((move.portion, move.position), None)
@@ -310,15 +304,24 @@ class StepRun:
 
     # -- messages ---------------------------------------------------------------------------------------------------
 
-    def _receive(self, kind: Kind, exchange: Exchange) -> Tensor:
-        return self._wire.receive(self._from(kind, exchange), exchange.number)
+    def _receive(self, move: Move, exchanges: Sequence[Exchange], join: Join) -> Tensor:
+        """Return the rows (t, width) that the stage gets from another unit. Collective among its slices.
+
+        exchanges: those of this slice, which there are none of if it receives none of these rows.
+        """
+        own = [self._wire.receive(self._from(move.kind, exchange), exchange.number) for exchange in exchanges]
+        if not own:
+            own = [torch.empty(0, move.width, dtype=self._wire.dtype, device=move.chunk.device)]
+        return joined(own, join, move.chunk.gather_slices)
 
     def _from(self, kind: Kind, exchange: Exchange) -> Channel:
-        return Channel(kind, exchange.neighbours.source, self._number)
+        return Channel(kind, exchange.peer, self._number)
 
     def _send(self, kind: Kind, exchange: Exchange, rows: Tensor) -> None:
-        for receiver in exchange.neighbours.receivers:
-            self._wire.send(rows, Channel(kind, self._number, receiver), exchange.number)
+        """Send an exchange's share of these rows."""
+        if not exchange.is_all_of(rows):
+            rows = rows.detach()[exchange.rows]
+        self._wire.send(rows, Channel(kind, self._number, exchange.peer), exchange.number)
 
     # -- data -----------------------------------------------------------------------------------------------------------
 

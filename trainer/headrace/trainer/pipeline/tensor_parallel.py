@@ -1,10 +1,11 @@
 """Tensor parallelism: every layer of a stage cut into slices, one per process (Megatron-LM, Shoeybi et al. 2019, section 3).
 
 Attention is cut by heads and the MLP by its inner channels: the input matrices are column-parallel, the output matrix is
-row-parallel. Norms and residual additions are cut by rows (sequence parallelism, Korthikanti et al. 2022, section 4.2.2):
-between layers each slice has its share of the rows. So a layer gathers the rows before attention and before the MLP, and the
-sums over the slices behind them give each slice its share. Weights of norms are whole on every slice, but see only its rows, or
-in norms of queries and keys only its heads: their gradients are summed over the slices once a step.
+row-parallel. A slice of a fused matrix has its share of each part (`FusedLinear`). Norms and residual additions are cut by rows
+(sequence parallelism, Korthikanti et al. 2022, section 4.2.2): between layers each slice has its share of the rows. So a layer
+gathers the rows before attention and before the MLP, and the sums over the slices behind them give each slice its share. Weights
+of norms are whole on every slice, but see only its rows, or in norms of queries and keys only its heads: their gradients are
+summed over the slices once a step.
 
 In front of a unit's first layer and behind its last one, the rows are whole on every slice, with the same computation on each,
 and so are the gradients of embeddings, last norms and projectors. Between stages each slice sends its share to the same slice
@@ -19,15 +20,17 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from headrace.errors import UserError
 from headrace.trainer.models.attention import Segments
 from headrace.trainer.models.block import Block, cast_once
+from headrace.trainer.models.fused_linear import FusedLinear, Part, parts
 from headrace.trainer.models.rotary import Rotation
 from headrace.trainer.pipeline.slice_collectives import gather_rows, join_rows, join_sum, split_rows, sum_to_share
-from headrace.trainer.pipeline.slice_products import add_summed_product, gathered_products
+from headrace.trainer.pipeline.slice_products import add_summed_product, gathered_product
 from headrace.trainer.pipeline.slice_rows import SliceRows
 
 _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
@@ -36,7 +39,8 @@ _ENTRIES = ("attention", "self_attn", "attn", "mlp", "layer.fc1")
 Whisper's layers have no module for their MLP, so its first matrix stands for it.
 """
 _COLUMNS = (
-    *("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"),
+    *("attention.qkv", "mlp.gate_up"),
+    *("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up"),  # where they are fused, parts of these
     *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.fc1", "layer.fc1"),
     *("attn.qkv.query", "attn.qkv.key", "attn.qkv.value"),
 )
@@ -85,16 +89,16 @@ class Slices:
     def _sliced(self, block: Block, splits: bool, joins: bool) -> Callable[..., Tensor]:
         """Return what `Block.forward` does, on this slice's share of the rows between the matrices."""
         attention, mlp = block.attention, block.mlp  # once, as torch looks up a module's attributes in Python
-        attention_norm, attention_entries, attention_out = block.attention_norm, attention.entries, attention.out
-        mlp_norm, mlp_entries, mlp_out = block.mlp_norm, mlp.entries, mlp.out
+        attention_norm, qkv, attention_out = block.attention_norm, attention.qkv, attention.out
+        mlp_norm, mlp_entry, mlp_out = block.mlp_norm, mlp.entry, mlp.out
 
         def forward(x: Tensor, rotation: Rotation, segments: Segments) -> Tensor:
             rows = self._rows
             if splits:
                 x = split_rows(x, rows)
-            q, k, v = gathered_products(attention_norm(x), rows, attention_entries)
-            x = add_summed_product(x, attention.mix(q, k, v, rotation, segments), rows, attention_out)
-            inner = mlp.activate(*gathered_products(mlp_norm(x), rows, mlp_entries))
+            product = gathered_product(attention_norm(x), rows, qkv)
+            x = add_summed_product(x, attention.mix(product, rotation, segments), rows, attention_out)
+            inner = mlp.activate(gathered_product(mlp_norm(x), rows, mlp_entry))
             return join_sum(x, mlp_out(inner), rows) if joins else add_summed_product(x, inner, rows, mlp_out)
 
         return forward
@@ -160,13 +164,14 @@ def cut_dimension(name: str) -> int | None:
     return 1 if layer.endswith(_ROWS) and kind == "weight" else None
 
 
-def slice_of(parameter: Tensor, dim: int, index: int, count: int) -> nn.Parameter:
-    """Return one of `count` slices of a parameter along `dim`, with storage of its own.
+def slice_of(parameter: Tensor, dim: int, index: int, count: int, fused: Sequence[Part] = ()) -> nn.Parameter:
+    """Return one of `count` slices of a parameter along `dim`, with storage of its own; of each of its parts if they are `fused`.
 
     If they cannot be equal, the first slices have one row or column more.
     """
-    part = parameter.detach().tensor_split(count, dim)[index].clone()
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+    wholes = [part.of(parameter.detach()) for part in fused] or [parameter.detach()]
+    slices = [whole.tensor_split(count, dim)[index] for whole in wholes]
+    return nn.Parameter(torch.cat(slices), requires_grad=parameter.requires_grad)
 
 
 def _check_matrices(layer: nn.Module) -> None:
@@ -182,11 +187,14 @@ def _cut(layer: nn.Module, index: int, count: int) -> None:
     """Replace the parameters of a layer by those of one of `count` slices, and its numbers of heads by the slice's."""
     for name, parameter in list(layer.named_parameters()):
         owner, _, kind = name.rpartition(".")
-        dim = cut_dimension(name)
+        module, dim = layer.get_submodule(owner), cut_dimension(name)
         if dim is not None:
-            layer.get_submodule(owner).register_parameter(kind, slice_of(parameter, dim, index, count))
+            module.register_parameter(kind, slice_of(parameter, dim, index, count, parts(name, module)))
         elif owner.endswith(_ROWS) and index > 0:
-            layer.get_submodule(owner).register_parameter(kind, None)
+            module.register_parameter(kind, None)
+    for module in layer.modules():
+        if isinstance(module, FusedLinear):
+            module.parts = {name: rows // count + (index < rows % count) for name, rows in module.parts.items()}
     for attention in _named_like(layer, _ATTENTIONS):
         heads = getattr(attention, "num_heads", None)
         if heads is not None:

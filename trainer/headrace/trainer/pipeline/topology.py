@@ -22,7 +22,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_units
+from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_uncut, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
@@ -30,6 +30,7 @@ from headrace.spec import JobSpec, parse, read_yaml
 from headrace.trainer.models.adapted_units import HuggingFaceUnits
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.slice_width import check_width
+from headrace.user_document import naming
 
 ENCODER = "encoder"
 """Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
@@ -100,6 +101,7 @@ class PipelineTopology(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
+        check_uncut(self.units)
         check_units(self.units, self.stages, self.chunks, self.schedule)
         check_sharing(self.units, self.sharing, {unit: size.num_places for unit, size in self.units.items()})
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
@@ -129,9 +131,8 @@ class PipelineTopology(BaseModel):
     @property
     def execution(self) -> ExecutionSpec:
         """What a job's spec says of trainers with this topology, as far as the topology knows it."""
-        llm = self.units[LLM].dp
         units = {
-            unit: UnitExecution(**size.model_dump(exclude={"dp", "pp"}), dp=None if size.dp == llm else size.dp)
+            unit: UnitExecution(**size.model_dump(exclude={"dp", "pp"}), dp=None if size.dp == self.units[LLM].dp else size.dp)
             for unit, size in self.units.items()
         }
         return ExecutionSpec(
@@ -383,14 +384,12 @@ class PipelineTopology(BaseModel):
 
 
 def load_topology_yaml(path: Path, job: JobSpec | None = None) -> PipelineTopology:
-    """Load a topology from a YAML file. Raises SpecError.
-
-    job: a job from which the pipeline is taken where the file names no units.
-    """
+    """Load a topology from a YAML file, and its pipeline from `job` where the file names no units. Raises SpecError."""
     document = read_yaml(path, "topology")
-    if job is not None and isinstance(document, dict) and "units" not in document:
-        document = {**PipelineTopology.of_job(job).model_dump(), **document}
-    return parse(PipelineTopology, document, "topology")
+    with naming(path):
+        if job is not None and isinstance(document, dict) and "units" not in document:
+            document = {**PipelineTopology.of_job(job).model_dump(), **document}
+        return parse(PipelineTopology, document, "topology")
 
 
 def _in_words(value: object) -> str:

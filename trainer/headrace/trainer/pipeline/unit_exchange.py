@@ -1,8 +1,14 @@
-"""What the places of two units send each other: which rows of a portion, and from which place to which."""
+"""What the places of two units send each other: which rows of a portion, and from which place to which.
+
+Where units are cut into TP slices, a row crosses from one unit to the other once, and its gradient comes back the same way: the
+rows of every handover are dealt to the slices of both sides in equal shares (`slice_pairs`), and the slices of a stage, which are
+close to each other, gather what they have received. So do Narayanan et al. (2021, section 4.1) between stages. Shares go by the
+number of a row in its handover, which both sides know: which row of the LLM a token belongs to the encoder does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -11,6 +17,7 @@ from torch import Tensor
 
 from headrace.backward_factors import in_front
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.pipeline.channels import slice_pairs
 from headrace.trainer.pipeline.routes import Handover, Portion
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
@@ -18,19 +25,9 @@ Ranges = Mapping[int, range]
 """The rows of each sample in a tensor, by sample ID; samples that could not be decoded are left out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Neighbours:
-    """The places of one replica of another unit, by number, that a place receives from and sends to."""
-
-    source: int
-    """What sends to this place: each TP slice receives from one TP slice of the other side."""
-    receivers: Sequence[int]
-    """What this place sends to: the TP slices of the other side that receive from this one."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """A handover that carries rows, from the view of a place at one of its ends."""
+    """A share of the rows of a handover, from the view of the place at one of its ends."""
 
     number: int
     """The handover's number within the step."""
@@ -39,50 +36,86 @@ class Exchange:
     rows: slice | Tensor
     """Index of the rows: in the portion's output if it sends them, else among all rows that it receives from that unit."""
     num_rows: int
-    neighbours: Neighbours
+    peer: int
+    """The place at the other end, by number."""
 
     def is_all_of(self, output: Tensor) -> bool:
         """Whether the exchange has every row of a portion's output, in order, so that no rows have to be picked."""
         return isinstance(self.rows, slice) and self.num_rows == output.shape[0]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """How the slices of a stage join the rows that they receive from one other unit for a portion."""
+
+    num_rows: int
+    """Number of rows that all slices receive."""
+    num_own: int
+    """Number of rows, with padding behind them, that each slice contributes."""
+    order: Tensor | None
+    """(num_rows,) int64: the index of each row where the contributions of all slices follow each other; None: they are the first
+    ones, in order."""
+
+
 class Exchanges:
     """Makes the exchanges of one place from the handovers of its portions."""
 
     def __init__(self, topology: PipelineTopology, place: Place) -> None:
-        self._neighbours = {
-            (unit, replica): _neighbours(topology, place, unit, replica)
+        self._slice = place.slice
+        self._num_slices = topology.units[place.unit].tp
+        self._ends = {
+            (unit, replica): _ends(topology, place, unit, replica)
             for unit, size in topology.units.items()
             if unit != place.unit
             for replica in range(size.dp)
         }
 
-    def arriving(self, handovers: Iterable[Handover], ranges: Mapping[str, Ranges]) -> list[Exchange]:
-        """Return the exchanges of handovers into a portion, for those that carry rows.
+    def arriving(
+        self, handovers: Iterable[Handover], ranges: Mapping[str, Ranges]
+    ) -> tuple[Sequence[Exchange], Mapping[str, Join]]:
+        """Return this place's exchanges of handovers into a portion, and by upstream unit how the slices join the rows.
 
         ranges: by upstream unit, each sample's rows among the tokens that the portion takes from that unit.
         """
-        return [
-            exchange for handover in handovers for exchange in self._of(handover, handover.source, ranges[handover.source.unit])
-        ]
+        return self._of((handover, handover.source, ranges[handover.source.unit]) for handover in handovers)
 
-    def leaving(self, handovers: Iterable[Handover], ranges: Ranges) -> list[Exchange]:
-        """Return the exchanges of handovers out of a portion, for those that carry rows. ranges: the rows of its output."""
-        return [exchange for handover in handovers for exchange in self._of(handover, handover.target, ranges)]
+    def leaving(self, handovers: Iterable[Handover], ranges: Ranges) -> tuple[Sequence[Exchange], Mapping[str, Join]]:
+        """Return this place's exchanges of handovers out of a portion, and, by the downstream unit, how the slices join the
+        gradients that come back. ranges: the rows of the portion's output.
+        """
+        return self._of((handover, handover.target, ranges) for handover in handovers)
 
-    def _of(self, handover: Handover, other: Portion, ranges: Ranges) -> Iterator[Exchange]:
-        """Yield the exchange of a handover, or nothing if the handover carries no rows."""
+    def _of(self, handovers: Iterable[tuple[Handover, Portion, Ranges]]) -> tuple[Sequence[Exchange], Mapping[str, Join]]:
+        of_slices: dict[str, list[list[Exchange]]] = {}  # by the other unit, also where this slice receives nothing
+        for handover, other, ranges in handovers:
+            for number, exchange in self._shares(handover, other, ranges):
+                of_slices.setdefault(other.unit, [[] for _ in range(self._num_slices)])[number].append(exchange)
+        own = [exchange for by_slice in of_slices.values() for exchange in by_slice[self._slice]]
+        return own, {unit: _join(some) for unit, some in of_slices.items()}
+
+    def _shares(self, handover: Handover, other: Portion, ranges: Ranges) -> Iterator[tuple[int, Exchange]]:
+        """Yield the shares of a handover's rows that are not empty, each with the slice of this stage whose share it is."""
         rows = [some for sample in handover.samples if (some := ranges.get(sample))]
-        if rows:
-            neighbours = self._neighbours[other.unit, other.replica]
-            yield Exchange(handover.number, other.unit, _row_index(rows), sum(map(len, rows)), neighbours)
+        if not rows:
+            return
+        ends = self._ends[other.unit, other.replica]
+        index, num_rows = _row_index(rows), sum(map(len, rows))
+        share = -(-num_rows // len(ends))
+        for first, (number, peer) in zip(range(0, num_rows, share), ends, strict=False):
+            last = min(first + share, num_rows)
+            yield number, Exchange(handover.number, other.unit, _part(index, first, last), last - first, peer)
 
 
-def _neighbours(topology: PipelineTopology, place: Place, unit: str, replica: int) -> Neighbours:
-    own, other = topology.units[place.unit], topology.units[unit]
-    stage = 0 if place.unit in in_front(unit, topology.units) else other.pp - 1
+def _ends(topology: PipelineTopology, place: Place, unit: str, replica: int) -> list[tuple[int, int]]:
+    """Return, for each share of the rows that a stage exchanges with a replica of another unit, the stage's slice and the number
+    of the place at the other end."""
+    own, other = topology.units[place.unit].tp, topology.units[unit]
+    receives = unit in in_front(place.unit, topology.units)
+    stage = other.pp - 1 if receives else 0
     slices = [topology.number(Place(unit, replica, stage, index)) for index in range(other.tp)]
-    return Neighbours(slices[place.slice % other.tp], slices[place.slice :: own.tp])
+    if receives:
+        return [(receiver, slices[sender]) for sender, receiver in slice_pairs(other.tp, own)]
+    return [(sender, slices[receiver]) for sender, receiver in slice_pairs(own, other.tp)]
 
 
 def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
@@ -94,33 +127,32 @@ def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
     return ranges
 
 
-def orders_of(arriving: Sequence[Exchange]) -> dict[str, Tensor | None]:
-    """Return, by upstream unit, the indices (t,) that bring its rows from the order in which they are joined into that of the
-    portion's samples, on the host; None where it is the same order.
+def joined(own: Sequence[Tensor], join: Join, gather: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the rows (`num_rows`, width) that all slices received, in order, from those that this one did.
+
+    own: at least one tensor, if only an empty one. join: on the device. gather: returns the contributions of all slices in a row,
+    from that of this one.
     """
-    rows: dict[str, list[slice | Tensor]] = {}
-    for exchange in arriving:
-        rows.setdefault(exchange.unit, []).append(exchange.rows)
-    return {unit: _order(of_unit) for unit, of_unit in rows.items()}
+    num_missing = join.num_own - sum(map(len, own))
+    if num_missing:
+        own = [*own, own[0].new_zeros(num_missing, own[0].shape[1])]
+    whole = gather(own[0] if len(own) == 1 else torch.cat(list(own)))
+    return whole[: join.num_rows] if join.order is None else whole[join.order]
 
 
-def _order(rows: Sequence[slice | Tensor]) -> Tensor | None:
-    if len(rows) == 1 and isinstance(rows[0], slice):
-        return None
-    return torch.cat([torch.arange(some.start, some.stop) if isinstance(some, slice) else some for some in rows]).argsort()
-
-
-def in_order(arriving: Sequence[Exchange], arrived: Sequence[Tensor], orders: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-    """Return, by upstream unit, the rows that arrived from it, joined in the order of the portion's samples.
-
-    `orders`: from `orders_of`, on the device.
-    """
-    pieces: dict[str, list[Tensor]] = {}
-    for exchange, tensor in zip(arriving, arrived, strict=True):
-        pieces.setdefault(exchange.unit, []).append(tensor)
-    return {
-        unit: of_unit[0] if (order := orders[unit]) is None else torch.cat(of_unit)[order] for unit, of_unit in pieces.items()
-    }
+def _join(of_slices: Sequence[Sequence[Exchange]]) -> Join:
+    num_own = max(sum(exchange.num_rows for exchange in of_slice) for of_slice in of_slices)
+    rows, places = [], []
+    for number, of_slice in enumerate(of_slices):
+        place = number * num_own
+        for exchange in of_slice:
+            some = exchange.rows
+            rows.append(torch.arange(some.start, some.stop) if isinstance(some, slice) else some)
+            places.append(torch.arange(place, place + exchange.num_rows))
+            place += exchange.num_rows
+    order = torch.cat(places)[torch.cat(rows).argsort()]
+    in_order = torch.equal(order, torch.arange(len(order)))
+    return Join(num_rows=len(order), num_own=num_own, order=None if in_order else order)
 
 
 def _row_index(rows: Sequence[range]) -> slice | Tensor:
@@ -128,3 +160,8 @@ def _row_index(rows: Sequence[range]) -> slice | Tensor:
     if all(one.stop == other.start for one, other in pairwise(rows)):
         return slice(rows[0].start, rows[-1].stop)
     return torch.tensor([row for some in rows for row in some])
+
+
+def _part(rows: slice | Tensor, first: int, last: int) -> slice | Tensor:
+    """Return the index of some of the rows that `rows` is the index of."""
+    return slice(rows.start + first, rows.start + last) if isinstance(rows, slice) else rows[first:last]

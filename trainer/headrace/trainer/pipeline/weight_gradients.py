@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from headrace.trainer.models.fused_linear import FusedLinear
+
 
 class _DeferredGradient(NamedTuple):
     """The weight gradient of one linear layer that a backward put off, with the tensors it needs."""
@@ -33,7 +35,8 @@ class WeightGradients:
     def __init__(self, module: nn.Module) -> None:
         self._deferred: list[_DeferredGradient] = []
         for layer in module.modules():
-            if type(layer) is nn.Linear and layer.weight.requires_grad:  # a subclass may compute something else
+            # Another subclass may compute something else.
+            if isinstance(layer, nn.Linear) and type(layer) in (nn.Linear, FusedLinear) and layer.weight.requires_grad:
                 layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
 
     def take(self) -> Callable[[], None]:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from headrace.trainer.models.fused_linear import parts
 from headrace.trainer.models.multimodal import MultimodalModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.checkpoint_files import WEIGHT, Checkpoint, TensorKey
+from headrace.trainer.pipeline.huge_pages import empty_in_huge_pages
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, TRUNKS, Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology
@@ -31,6 +33,7 @@ class Holding:
         """layers: unit, first layer, and last layer + 1."""
         self.stage, self._layers = stage, layers
         self.parameters: dict[str, nn.Parameter] = dict(stage.model.named_parameters())
+        self._parts = {name: parts(name, stage.model.get_submodule(name.rpartition(".")[0])) for name in self.parameters}
         self.learning = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         self._adamw = make_optimizer(self.learning.values(), settings, embeddings=embedding_parameters(stage))
 
@@ -50,23 +53,32 @@ class Holding:
             parameter.grad = None
         self.stage.drop_weight_gradients()
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return a parameter's weight and optimizer state as a checkpoint has them: float32, on the host, by `TensorKey.kind`."""
+    def tensors(self, name: str) -> dict[TensorKey, Tensor]:
+        """Return a parameter's weight and optimizer state as a checkpoint has them: float32, on the host."""
         parameter = self.parameters[name]
-        state = self._adamw.state.get(parameter, {})
-        return {kind: tensor.detach().float().cpu() for kind, tensor in {WEIGHT: parameter, **state}.items()}
+        found = {WEIGHT: parameter, **self._adamw.state.get(parameter, {})}
+        return {
+            TensorKey(name=part.name, kind=kind): (tensor if kind == _STEP else part.of(tensor)).detach().float().cpu()
+            for part in self._parts[name]
+            for kind, tensor in found.items()
+        }
 
     @torch.no_grad()
     def load(self, checkpoint: Checkpoint) -> None:
         """Load weights and optimizer state from a checkpoint. Raises UserError if the checkpoint is of another model."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(checkpoint.read(TensorKey(name=name, kind=WEIGHT), parameter.shape))
-            if name in self.learning and TensorKey(name=name, kind=_STEP) in checkpoint:
-                shapes = {_STEP: torch.Size(), **dict.fromkeys(MOMENTS, parameter.shape)}
-                self._adamw.state[parameter] = {
-                    kind: checkpoint.read(TensorKey(name=name, kind=kind), shape).to(parameter.device)
-                    for kind, shape in shapes.items()
-                }
+            self._read(checkpoint, name, WEIGHT, parameter)
+            step = TensorKey(name=self._parts[name][0].name, kind=_STEP)
+            if name in self.learning and step in checkpoint:
+                moments = {kind: torch.empty_like(parameter) for kind in MOMENTS}
+                for kind, moment in moments.items():
+                    self._read(checkpoint, name, kind, moment)
+                self._adamw.state[parameter] = {_STEP: checkpoint.read(step, ()).to(parameter.device), **moments}
+
+    def _read(self, checkpoint: Checkpoint, name: str, kind: str, into: Tensor) -> None:
+        for part in self._parts[name]:
+            of_part = part.of(into)
+            of_part.copy_(checkpoint.read(TensorKey(name=part.name, kind=kind), of_part.shape))
 
     def state(self, name: str) -> list[Tensor]:
         """Return a parameter's state for a transfer, as flat float32 tensors that share its memory where possible.
@@ -86,15 +98,20 @@ class Holding:
     def set_state(self, name: str, state: Sequence[Tensor]) -> None:
         """Set a parameter's weight and optimizer state to what `state` returned for it, also on another node.
 
-        The weight is copied. The optimizer keeps and changes the other tensors where they are on its device.
+        Parameter and optimizer keep and change the tensors that are on the parameter's device, and of its dtype, where they are.
         """
         parameter = self.parameters[name]
         weight, *rest = state
-        parameter.copy_(weight.view_as(parameter))
+        parameter.data = weight.view_as(parameter).to(parameter)
         if rest and rest[-1]:
             *moments, step = (some.to(parameter.device) for some in rest)
             by_kind = zip(MOMENTS, (some.view_as(parameter) for some in moments), strict=True)
             self._adamw.state[parameter] = {_STEP: step.reshape(()), **dict(by_kind)}
+
+
+def copies_of(state: Sequence[Tensor]) -> list[Tensor]:
+    """Return a copy of a parameter's state, for another holding."""
+    return [empty_in_huge_pages(len(part), part.device).copy_(part) for part in state]
 
 
 def state_lengths(model: MultimodalModel, topology: PipelineTopology) -> dict[str, Sequence[int]]:

@@ -1,4 +1,4 @@
-"""Tensors of a GPU on their way through gloo, which takes host memory only: they are staged in pinned memory.
+"""Tensors of a GPU on their way to another node, through host memory: they are staged in pinned memory.
 
 gloo would take the address of a tensor on a GPU for one in host memory. So nothing that is on a device is handed to it: what is
 sent is copied to the host first, and what arrives is copied to the device once it has been waited for. On a CPU nothing is
@@ -20,11 +20,17 @@ def to_host(tensor: Tensor) -> Tensor:
 
     Waits until the current stream has computed them, as gloo reads them at once.
     """
+    host = host_memory_for(tensor)
+    if host is not tensor:
+        host.copy_(tensor.detach())
+    return host
+
+
+def host_memory_for(tensor: Tensor) -> Tensor:
+    """Return memory of the host for a tensor's values, pinned where there is a GPU: the tensor itself if it is there already."""
     if tensor.device.type == "cpu":
         return tensor
-    host = _empty_on_host(tensor)
-    host.copy_(tensor.detach())
-    return host
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=torch.cuda.is_available())
 
 
 @torch.no_grad()
@@ -36,10 +42,6 @@ def from_host(host: Tensor, tensor: Tensor) -> Tensor:
     if host is not tensor:
         tensor.copy_(host, non_blocking=True)
     return tensor
-
-
-def _empty_on_host(like: Tensor) -> Tensor:
-    return torch.empty(like.shape, dtype=like.dtype, pin_memory=torch.cuda.is_available())
 
 
 class StagedMessage:
@@ -67,7 +69,7 @@ class StagedGroup:
 
     def recv(self, tensors: Sequence[Tensor], peer: int, tag: int) -> StagedMessage:
         """Post the receive of tensors, which have the values after `waiting`'s wait for the message."""
-        hosts = [_empty_on_host(tensor) for tensor in tensors]
+        hosts = [host_memory_for(tensor) for tensor in tensors]
         return StagedMessage(self._group.recv(hosts, peer, tag), hosts, tensors)
 
 

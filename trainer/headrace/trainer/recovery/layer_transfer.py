@@ -6,20 +6,27 @@ what it has until all transfers are done, so that a further loss in between cost
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import partial
 
 import torch
-import torch.distributed as dist
 import xxhash
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UnrecoverableError
-from headrace.trainer.recovery.host_staging import to_host
+from headrace.trainer.pipeline.huge_pages import empty_in_huge_pages
+from headrace.trainer.recovery.host_staging import from_host, host_memory_for, to_host
 from headrace.trainer.recovery.mesh import Mesh
+from headrace.trainer.recovery.state_streams import Stream
 
-_DIGEST_BYTES = 16
+CHUNK_BYTES = 1 << 20
+"""How much is received, and digested while it is in the processor's cache, or copied to or from a device, at once."""
+_HOST = torch.device("cpu")
+
+new_digest = xxhash.xxh3_128
+"""The digest of a parameter's state: 128 bits of XXH3, which finds damage, not forgery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,51 +193,91 @@ def move(
     lengths: Mapping[str, Sequence[int]],
     transfers: Iterable[Transfer],
     state: Callable[[str], Sequence[Tensor]],
+    *,
+    device: torch.device = _HOST,
 ) -> dict[str, list[Tensor]]:
-    """Carry out the transfers, and return the verified states that this node received, by parameter name.
+    """Carry out the transfers, and return the verified states that this node received, by parameter name, on `device`.
 
     lengths: elements of each tensor of every parameter's state. state: returns these tensors, flat and float32, of a parameter
-    that this node holds; they are sent from where they are, and digested meanwhile.
+    that this node holds; they are sent from where they are. It is called from several threads.
 
     Raises MeshCutError, and HeadraceError if a parameter arrived damaged.
     """
-    tags = dict(zip(lengths, accumulate((len(some) + 1 for some in lengths.values()), initial=0), strict=False))
-    leaving: list[tuple[Transfer, list[Tensor]]] = []
-    arriving: list[tuple[Transfer, list[Tensor], list[dist.Work]]] = []
-    under_way: list[dist.Work] = []
+    leaving: dict[int, list[str]] = {}
+    arriving: dict[int, list[Transfer]] = {}
+    for transfer in transfers:
+        if transfer.source == mesh.rank:
+            leaving.setdefault(transfer.target, []).append(transfer.name)
+        elif transfer.target == mesh.rank:
+            arriving.setdefault(transfer.source, []).append(transfer)
+    if not leaving and not arriving:
+        return {}
+    received = {
+        transfer.name: [empty_in_huge_pages(length, device) for length in lengths[transfer.name]]
+        for of_source in arriving.values()
+        for transfer in of_source
+    }
 
-    with mesh.interruptible():
-        for transfer in transfers:
-            tag = tags[transfer.name]
-            if transfer.target == mesh.rank:
-                parts = [torch.empty(length) for length in lengths[transfer.name]]
-                parts.append(torch.empty(_DIGEST_BYTES, dtype=torch.uint8))
-                works = [mesh.everybody.recv([part], transfer.source, tag + k) for k, part in enumerate(parts)]
-                arriving.append((transfer, parts, works))
-            elif transfer.source == mesh.rank:
-                parts = [to_host(part) for part in state(transfer.name)]
-                under_way += [mesh.everybody.send([part], transfer.target, tag + k) for k, part in enumerate(parts)]
-                leaving.append((transfer, parts))
-        for transfer, parts in leaving:
-            under_way.append(mesh.everybody.send([digest(parts)], transfer.target, tags[transfer.name] + len(parts)))
-        for transfer, parts, works in arriving:
-            for work in works:
-                mesh.wait_for_message(work)
-            check_digest(parts[:-1], parts[-1], transfer)
-        for work in under_way:
-            mesh.wait_for_message(work)
-    return {transfer.name: parts[:-1] for transfer, parts, _ in arriving}
+    def send(target: int) -> None:
+        for name in leaving[target]:
+            send_state(streams.to[target], state(name))
+
+    def receive(source: int) -> None:
+        for transfer in arriving[source]:
+            receive_state(streams.of[source], received[transfer.name], transfer)
+
+    works: list[Callable[[], None]] = [partial(receive, source) for source in arriving]
+    works += [partial(send, target) for target in leaving]
+    own, *others = works
+    with (
+        mesh.interruptible(),
+        mesh.streams(leaving, arriving) as streams,
+        ThreadPoolExecutor(len(others) or 1, thread_name_prefix="state") as pool,
+    ):
+        try:
+            beside = [pool.submit(other) for other in others]
+            own()  # a stream alone is faster without another thread
+            for work in as_completed(beside):
+                work.result()
+        except BaseException:
+            streams.end()  # so that no thread waits
+            raise
+    return received
 
 
-def digest(parts: Iterable[Tensor]) -> Tensor:
-    """Return the digest (uint8) of the bytes of a parameter's state: 128 bits of XXH3, which finds damage, not forgery."""
-    hashed = xxhash.xxh3_128()
-    for part in parts:
-        hashed.update(part.numpy().data)
-    return torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
+def send_state(stream: Stream, parts: Iterable[Tensor]) -> None:
+    """Send the tensors of a parameter's state, with their digest behind them."""
+    digest = new_digest()
+    for piece in _pieces(parts):
+        for chunk in _chunks(to_host(piece)):
+            digest.update(chunk)
+            stream.send(chunk)
+    stream.send(digest.digest())
 
 
-def check_digest(parts: Iterable[Tensor], expected: Tensor, transfer: Transfer) -> None:
-    """Raise HeadraceError if the state that arrived has another digest than was sent with it."""
-    if not torch.equal(digest(parts), expected):
+def receive_state(stream: Stream, parts: Iterable[Tensor], transfer: Transfer) -> None:
+    """Receive what `send_state` has sent into tensors. Raises HeadraceError if it has another digest than was sent with it."""
+    digest = new_digest()
+    for piece in _pieces(parts):
+        host = host_memory_for(piece)
+        for chunk in _chunks(host):
+            stream.receive(chunk)
+            digest.update(chunk)
+        from_host(host, piece)
+    expected = bytearray(digest.digest_size)
+    stream.receive(memoryview(expected))
+    if digest.digest() != expected:
         raise HeadraceError(f"{transfer.name} came damaged from node {transfer.source}: it has another digest")
+
+
+def _pieces(parts: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Yield what is in the host's memory at once: a chunk of a tensor on a device, and all of one that is there already."""
+    for part in parts:
+        yield from (part,) if part.device.type == "cpu" else torch.split(part, CHUNK_BYTES // part.itemsize)
+
+
+def _chunks(host: Tensor) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor. It does little between them: each has evicted from the caches what that takes."""
+    data = host.view(torch.uint8).numpy().data
+    for begin in range(0, len(data), CHUNK_BYTES):
+        yield data[begin : begin + CHUNK_BYTES]

@@ -5,20 +5,20 @@ torch.distributed ends such a wait. So a cut shuts down the connections themselv
 sides. In the middle of a message not even that ends a wait. Collectives are therefore waited for a moment at a time and given up
 after a cut, and a wait for a point-to-point message is abandoned in its thread (`cancellable_wait`). That costs next to nothing
 while no node is lost. After a cut, all nodes make a new mesh.
+
+State of layers goes over streams beside these groups (`state_streams`), which a cut ends in the middle, too.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
-import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import Any, cast
 
@@ -29,13 +29,14 @@ from torch.distributed.distributed_c10d import PrefixStore, ProcessGroupGloo
 
 from headrace.errors import UnavailableError
 from headrace.trainer.recovery.cancellable_wait import Waiter
+from headrace.trainer.recovery.state_streams import Door, Streams, address_behind, open_streams
+from headrace.trainer.recovery.tcp_sockets import address_of, listening_ports, peer_of, tcp_sockets
 
 log = logging.getLogger(__name__)
 
 _CHECK_S = 0.02  # how often a node checks for a cut while it waits for gloo to connect
 _RETRY_S = 0.01
 _LEAVE_S = 0.1  # how long after a cut a wait that has not ended is given up
-_IN_IPV6 = "::ffff:"  # prefix of an IPv4 address on an IPv6 socket, as a TCPStore has them
 _TRY_TIMEOUT = timedelta(seconds=1)
 _MOMENT = timedelta(milliseconds=50)
 _IN_A_MESSAGE = "a connection to another node ended in the middle of a message"
@@ -68,13 +69,15 @@ class Mesh:
         other nodes reach this one. `meet_timeout`: longest wait for the other nodes to come.
         """
         self.rank, self.num_ranks = rank, num_ranks
-        meeting_host, meeting_port = _address(address)
+        meeting_host, meeting_port = address_of(address)
         self._meeting = socket.gethostbyname(meeting_host), meeting_port
         self._name, self._host, self._meet_timeout = name, host, meet_timeout
         self._lock = threading.Lock()  # guards the times of cuts and the addresses below
         self._cut_s = self._pipelines_cut_s = math.inf  # time of the cut, if any
         self._devices: set[tuple[str, int]] = set()  # addresses on which nodes listen
         self._pipeline_devices: set[tuple[str, int]] = set()  # addresses for connections within pipelines
+        self._door: Door | None = None
+        self._doors: Sequence[str] = ()  # what the nodes' doors told, by rank
         self._groups: list[dist.ProcessGroup] = []
         self._waiter: Waiter | None = None
         self._unfinished: list[dist.Work] = []  # work that this node does not wait for, or has given up
@@ -85,19 +88,21 @@ class Mesh:
             self._store = PrefixStore(self._name, self._meet())
             (self._device, port), (self._pipeline_device, pipeline_port) = self._listen(), self._listen()
             host = socket.gethostbyname(self._host)
-            self._store.set(f"devices/{self.rank}", f"{host}:{port} {host}:{pipeline_port}")
+            self._door = Door(host)
+            self._store.set(f"devices/{self.rank}", f"{host}:{port} {host}:{pipeline_port} {self._door.told}")
             found = [self._store.get(f"devices/{other}").decode().split() for other in range(self.num_ranks)]
+            self._doors = [told for _, _, told in found]
             with self._lock:
-                self._devices = {_address(one) for one, _ in found}
-                self._pipeline_devices = {_address(other) for _, other in found}
+                self._devices = {address_of(one) for one, _, _ in found} | {address_behind(told) for told in self._doors}
+                self._pipeline_devices = {address_of(other) for _, other, _ in found}
             self.check()
             self.everybody = self.group("everybody", range(self.num_ranks))
 
     def _listen(self) -> tuple[Any, int]:
         """Create a gloo device, and return it with the port on which it listens."""
-        before = _listening()
+        before = listening_ports()
         device = ProcessGroupGloo.create_device(hostname=self._host)
-        (port,) = {port for fd, port in _listening().items() if fd not in before}
+        (port,) = {port for fd, port in listening_ports().items() if fd not in before}
         return device, port
 
     def _meet(self) -> TCPStore:
@@ -159,6 +164,17 @@ class Mesh:
             self.wait(self.everybody.allgather([everybody], [own]))
         return [bytes(one[:length].numpy()) for one, length in zip(everybody, lengths, strict=True)]
 
+    def streams(self, targets: Collection[int], sources: Collection[int]) -> AbstractContextManager[Streams]:
+        """Return a context with a stream to each target and one of each source, in an `interruptible` block.
+
+        The nodes at their other ends open them at the same time. A cut ends them, whatever is on its way.
+        """
+        assert self._door is not None, "the mesh is connected"
+        timeout_s = STEP_TIMEOUT.total_seconds()
+        return open_streams(
+            self._door, self._doors, self.rank, targets=targets, sources=sources, timeout_s=timeout_s, check=self.check
+        )
+
     def wait(self, work: dist.Work, *, in_pipeline: bool = False) -> None:
         """Wait for a collective, in an `interruptible` block; given up with MeshCutError shortly after a cut.
 
@@ -219,15 +235,15 @@ class Mesh:
 
     @contextmanager
     def interruptible(self, *, in_pipeline: bool = False) -> Iterator[None]:
-        """Return a context that raises MeshCutError if the mesh is cut, or in place of torch's error for a lost connection.
+        """Return a context that raises MeshCutError if the mesh is cut, or in place of the error for a lost connection.
 
         in_pipeline: whether only a cut of pipelines counts.
         """
         self.check(in_pipeline=in_pipeline)
         try:
             yield
-        except (dist.DistError, RuntimeError) as err:
-            if isinstance(err, dist.DistError) or "gloo" in str(err) or "onnection" in str(err):
+        except (dist.DistError, ConnectionError, RuntimeError) as err:
+            if isinstance(err, (dist.DistError, ConnectionError)) or "gloo" in str(err) or "onnection" in str(err):
                 raise MeshCutError(f"a connection to another node ended: {_what(str(err))}") from err
             raise
         self.check(in_pipeline=in_pipeline)
@@ -246,9 +262,11 @@ class Mesh:
             if waiter is not None:
                 waiter.start_polling()
             devices = self._devices if but_pipelines else self._devices | self._pipeline_devices
-            for _, connection in _tcp_sockets(listening=False):
+            if self._door is not None:
+                self._door.shut()
+            for _, connection in tcp_sockets(listening=False):
                 with suppress(OSError):  # ended meanwhile
-                    peer = _peer(connection)
+                    peer = peer_of(connection)
                     if peer == self._meeting or devices & {connection.getsockname()[:2], peer}:
                         connection.shutdown(socket.SHUT_RDWR)
 
@@ -260,6 +278,8 @@ class Mesh:
             self._waiter = Waiter(self._groups)
         if self._waiter is not None:
             self._waiter.close(unfinished)
+        if self._door is not None:
+            self._door.close()
         self._groups = []
         self.__dict__.pop("everybody", None)
 
@@ -305,40 +325,3 @@ def _what(words: str) -> str:
     """Return the readable part of gloo's error message, such as "Connection closed by peer [127.0.0.1]:9642"."""
     first = words.splitlines()[0].partition(". This is typically")[0]
     return first.rpartition("cc:")[2].partition("] ")[2] or first
-
-
-def _listening() -> dict[int, int]:
-    """Return the TCP ports on which this process listens, by file descriptor."""
-    return {fd: int(found.getsockname()[1]) for fd, found in _tcp_sockets(listening=True)}
-
-
-def _tcp_sockets(*, listening: bool) -> Iterator[tuple[int, socket.socket]]:
-    """Yield this process's listening, or other, TCP sockets: file descriptor, and a duplicate that is closed on the next step."""
-    for fd in _descriptors():
-        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
-            is_tcp = found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6)
-            if is_tcp and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)) == listening:
-                yield fd, found
-
-
-def _descriptors() -> Iterator[int]:
-    """Yield the file descriptors of this process that are sockets.
-
-    Others must be left out, since `socket.socket` raises for the descriptor of another file, and leaves it open.
-    """
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                yield int(name)
-        except OSError:  # closed meanwhile
-            continue
-
-
-def _peer(connection: socket.socket) -> tuple[str, int]:
-    host, port = connection.getpeername()[:2]
-    return host.removeprefix(_IN_IPV6), port
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    return host, int(port)

@@ -23,7 +23,7 @@ from headrace.trainer.loading.commit_thread import CommitThread
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.pipeline.agreement import training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, TensorKey, attempt_folder, publish, write
-from headrace.trainer.recovery.held_layers import Holding, make_holding, state_lengths
+from headrace.trainer.recovery.held_layers import Holding, copies_of, make_holding, state_lengths
 from headrace.trainer.recovery.layer_transfer import Agreement, Standing, agree, move, named
 from headrace.trainer.recovery.layout import Layout
 from headrace.trainer.recovery.mesh import Mesh, MeshCutError
@@ -264,7 +264,7 @@ class Training:
         for held in self._held:
             for name in held.parameters:
                 if self._holders[name][0] == mesh.rank:
-                    tensors |= {TensorKey(name=name, kind=kind): tensor for kind, tensor in held.tensors(name).items()}
+                    tensors |= held.tensors(name)
         applied = self._standing.applied
         state = self._loader.state_dict_at(applied) | {TRAINING_RECORD: self._training_record}
         try:
@@ -319,12 +319,12 @@ class Training:
         if self._share is None:
             for held in self._held:
                 held.discard()
-        received = move(mesh, self._lengths, agreement.transfers, self._state)
+        received = move(mesh, self._lengths, agreement.transfers, self._state, device=self._device)
         for name in target.parameters:
             if name in received:
                 target.set_state(name, received[name])
             elif target not in self._held:
-                target.set_state(name, [part.clone() for part in self._state(name)])  # an interrupted change may need the others
+                target.set_state(name, copies_of(self._state(name)))  # an interrupted change may need the others
         former = [held for held in self._held if held is not target] if agreement.is_current else []
         self._held = [target, *former]
         self._stand_as(agreement)

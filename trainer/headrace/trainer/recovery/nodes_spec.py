@@ -21,6 +21,7 @@ from headrace.trainer.models.audio_encoder import STRIDE
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.layer_partition import layer_costs
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, UnitTopology
+from headrace.user_document import naming
 from headrace.v1 import membership_pb2
 
 Ints = npt.NDArray[np.int64]
@@ -103,7 +104,9 @@ class RecoverySpec(BaseModel):
 
 def load_recovery_yaml(path: Path) -> RecoverySpec:
     """Load the spec from a YAML file. Raises SpecError."""
-    return parse(RecoverySpec, read_yaml(path, "nodes"), "nodes")
+    document = read_yaml(path, "nodes")
+    with naming(path):
+        return parse(RecoverySpec, document, "nodes")
 
 
 def nodes_message(

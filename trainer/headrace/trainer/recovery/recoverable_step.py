@@ -127,6 +127,7 @@ class RecoverableStep:
         with self._mesh.interruptible(in_pipeline=True), self._autocast, checked(self._layers, check):
             [totals] = run_step([self._executor], feed.routes, [feed])
         loss_sum = float(totals.loss_sum)
+        self._executor.clock.mark()
         return Share(
             formation=share.formation,
             numbers=share.numbers.union(numbers),

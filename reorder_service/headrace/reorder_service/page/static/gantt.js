@@ -8,7 +8,7 @@ import { figure, share } from "./format.js";
 const [TOP, BOTTOM, ROW, BOX] = [4, 34, 24, 18];
 const DIGIT = 6.5; // pixels of a digit of a box's number
 const UNITS = ["vision", "llm", "audio", "generator"]; // the order of their colours; other units take the colours that are left
-const NO_UNIT = new Set(["update", "transfer"]);
+const WHOLE = "whole"; // of a rank that has all units: forward and backward of a microbatch in one
 
 /** The colours of a timeline: by unit, a number. `encoder` stands for vision and audio where they share stages. */
 export function colours(rows) {
@@ -37,9 +37,10 @@ export function busyOf(row) {
   return row.actions.reduce((sum, action) => sum + action.end_s - action.begin_s, 0);
 }
 
-/** A timeline. what: {id, title, rows, end_s: where the axis ends, unit: {scale, name}, palette}; cursor: {row, at} or undefined. */
+/** A timeline. what: {id, title, rows, longest: letters of a name, end_s: where the axis ends, unit: {scale, name}, palette}; cursor:
+ * {row, at} or undefined. */
 export function gantt(what, cursor, width) {
-  const left = Math.min(110, 14 + 7 * Math.max(...what.rows.map((row) => row.name.length)));
+  const left = Math.min(110, 14 + 7 * what.longest);
   const x = (at_s) => left + (at_s / (what.end_s || 1)) * (width - left - 10);
   const height = TOP + BOTTOM + ROW * what.rows.length;
   handlers.set(what.id, { at: (px, py) => under(what, px, py, x), key: (name, now) => next(what.rows, name, now) });
@@ -65,20 +66,25 @@ export function gantt(what, cursor, width) {
 /** What the colours mean. */
 export function key(rows, palette) {
   const kinds = new Map();
-  for (const row of rows) for (const action of row.actions) kinds.set(classOf(action, palette), NO_UNIT.has(action.kind) ? action.kind : `${action.unit} ${action.kind}`);
+  for (const row of rows) for (const action of row.actions) kinds.set(classOf(action, palette), nameOf(action));
   return h("ul", { class: "legend" }, [...kinds].sort(([one], [other]) => rankOf(one).localeCompare(rankOf(other))).map(([kind, name]) => h("li", null,
     h("svg", { width: 14, height: 14, "aria-hidden": "true" }, h("rect", { class: `box ${kind}`, width: 14, height: 14, rx: 2 })), h("span", { class: "name" }, name))),
     h("li", null, h("svg", { width: 14, height: 14, "aria-hidden": "true" }, h("rect", { class: "idle", width: 14, height: 14, rx: 2 })), h("span", { class: "name" }, "idle")));
 }
 
-/** By unit, forward first; what belongs to no unit comes last. */
+/** By unit, forward first; what is of all units comes last. */
 function rankOf(kind) {
   const [unit, pass] = kind.split(" ");
   return pass ? `0${unit}${["forward", "backward", "weight"].indexOf(pass)}` : `1${unit}`;
 }
 
+/** What an action does, in words. */
+function nameOf({ kind, unit }) {
+  return kind === WHOLE ? "all units, forward and backward" : `${unit} ${kind}`;
+}
+
 function classOf(action, palette) {
-  return NO_UNIT.has(action.kind) ? action.kind : `unit${palette.get(action.unit) ?? 0} ${action.kind}`;
+  return action.kind === WHOLE ? action.kind : `unit${palette.get(action.unit) ?? 0} ${action.kind}`;
 }
 
 function boxes(what, x) {
@@ -99,7 +105,7 @@ function boxes(what, x) {
 function numbers(what, x) {
   return what.rows.map((row, at) => row.actions.map((action) => {
     const wide = x(action.end_s) - x(action.begin_s);
-    if (NO_UNIT.has(action.kind) || wide < DIGIT * String(action.microbatch).length + 5) return null;
+    if (wide < DIGIT * String(action.microbatch).length + 5) return null;
     return h("text", { class: `number ${classOf(action, what.palette)}`, x: round(x(action.begin_s) + wide / 2), y: TOP + ROW * at + 13 }, String(action.microbatch));
   }));
 }
@@ -116,8 +122,8 @@ function axis(what, x, height) {
 
 function words(what, row, action) {
   const { scale, name } = what.unit;
-  const who = NO_UNIT.has(action.kind) ? action.kind : `${action.unit} ${action.kind} of microbatch ${action.microbatch}`;
-  return `${row.name}: ${who}, ${figure(action.begin_s * scale)} to ${figure(action.end_s * scale)} ${name}`;
+  const of = `of microbatch ${action.microbatch}${action.chunk ? `, chunk ${action.chunk}` : ""}`;
+  return `${row.name}: ${nameOf(action)} ${of}, ${figure(action.begin_s * scale)} to ${figure(action.end_s * scale)} ${name}`;
 }
 
 function under(what, px, py, x) {

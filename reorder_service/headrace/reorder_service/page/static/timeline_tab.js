@@ -1,9 +1,15 @@
-// The latest planned step as a timeline: as planned, and as it was run where that was measured.
+// A step as a timeline: as planned, and as it was run where that was measured.
 
 import { h } from "./dom.js";
 import { count, seconds, share, unitOf } from "./format.js";
 import { colours, gantt, key, occupancy, rowFigures } from "./gantt.js";
 import { figures, hint, section, table } from "./pieces.js";
+
+/** What puts the rows beside each other. */
+const ALIGNED = {
+  clock: "Rows are aligned by the clocks of their hosts, and as exactly as these agree.",
+  first_action: "The clocks of the hosts differ by more than the step took, so each row begins with its own first action: compare times within a row only.",
+};
 
 export function timelineTab(state) {
   const { timeline } = state.answers;
@@ -12,13 +18,15 @@ export function timelineTab(state) {
   const run = timeline.measured_rows ? occupancy(timeline.measured_rows) : null;
   const end_s = Math.max(planned.end_s, run?.end_s ?? 0);
   const palette = colours(timeline.rows);
-  const drawn = (id, title, rows) => gantt({ id, title, rows, end_s, unit: unitOf(end_s), palette }, state.cursors[id], state.width);
+  const all = [...timeline.rows, ...(timeline.measured_rows ?? [])];
+  const longest = Math.max(...all.map((row) => row.name.length)); // so that both begin at one place
+  const drawn = (id, title, rows) => gantt({ id, title, rows, longest, end_s, unit: unitOf(end_s), palette }, state.cursors[id], state.width);
   return [
     section(`Step ${count(timeline.step)} as planned`,
       h("p", { class: "quiet" }, `${seconds(timeline.forecast_s ?? planned.end_s)} by ${timeline.forecast_s === null ? "estimate" : "forecast"}, ${rowsWord(timeline)} idle ${share(planned.idle)} of the time. The number in a box is its microbatch.${timeline.measured_costs === false ? " Times are estimates from the model's operations: none is measured yet." : ""}`),
-      key(timeline.rows, palette), drawn("timeline-planned", "As planned", timeline.rows)),
+      key(all, palette), drawn("timeline-planned", "As planned", timeline.rows)),
     section(`Step ${count(timeline.step)} as run`, run
-      ? [h("p", { class: "quiet" }, `${seconds(timeline.measured_s ?? run.end_s)} measured${against(timeline)}, idle ${share(run.idle)} of the time.`), drawn("timeline-run", "As run", timeline.measured_rows)]
+      ? [h("p", { class: "quiet" }, `${seconds(timeline.measured_s ?? run.end_s)} measured${against(timeline)}. From the first action to the last it took ${seconds(run.end_s)}, of which rows computed nothing for ${share(run.idle)}: they waited for data or messages, or for each other. ${ALIGNED[timeline.aligned_by]}`), drawn("timeline-run", "As run", timeline.measured_rows)]
       : hint(timeline.measured_s === null ? "Not measured." : `${seconds(timeline.measured_s)} measured${against(timeline)}; when each action ran was not measured.`)),
     figures("timeline-table", state.opened, "The same in figures", () => [
       rowsTable("Rows as planned", timeline.rows), timeline.measured_rows && rowsTable("Rows as run", timeline.measured_rows)]),

@@ -24,7 +24,7 @@ PARTS = (VISION, AUDIO, LLM, GENERATOR)
 
 The vision encoder is measured on patches before merging, the audio encoder on its own frames (half of the mel frames), the LLM
 on tokens, and the generator on image tokens. An encoder's projector counts as one of its layers, the projector to the generator
-and the layers at both ends of the generator as layers of the generator, and the output layer as a layer of the LLM.
+and the layers at both ends of the generator as layers of the generator. The LLM's head is its TARGETS.
 """
 
 TARGETS = "targets"

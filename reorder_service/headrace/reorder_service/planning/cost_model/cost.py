@@ -80,12 +80,12 @@ def estimate(
 
     units: `vision`, `audio` and `llm`, or `encoder` for the first two together; and `generator`, if the shape has one. The
     projectors, which merge neighbouring positions as `image` and `audio` say, count as part of the encoders. vocab: size of the
-    job's vocabulary, 0 for the published one; the output layer counts on every token, unless neither is known. A sample without
-    images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
-    `MeasuredCosts.coefficients`); their TARGETS count on the tokens that carry loss only. tp: number of slices of each layer by
-    unit, 1 where none is given; measured coefficients have their own. checkpointing: units that keep only each layer's input.
-    frozen: units without gradients of weights, which keep less. bf16_residual: units with `fp32_residual_connection: false`.
-    backward_factors: as from `headrace.backward_factors`; a unit with 0 keeps nothing.
+    job's vocabulary, 0 for the published one; the head counts on the tokens that carry loss, unless neither is known. A sample
+    without images and recordings costs the encoder nothing. measured: coefficients that replace the shape's operations (see
+    `MeasuredCosts.coefficients`). tp: number of slices of each layer by unit, 1 where none is given; measured coefficients have
+    their own. checkpointing: units that keep only each layer's input. frozen: units without gradients of weights, which keep
+    less. bf16_residual: units with `fp32_residual_connection: false`. backward_factors: as from `headrace.backward_factors`; a
+    unit with 0 keeps nothing.
 
     Raises ValueError for any other units, and if a sample has media for which there is no unit or no measurement.
     """
@@ -93,7 +93,8 @@ def estimate(
     stacks = shape.units
     if measured is None:
         slices = {part: number for unit, number in (tp or {}).items() for part in PARTS_OF[unit]}
-        layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab, tp=slices)
+        reruns = (backward_factors or {}).get(LLM, 0.0) if LLM in checkpointing else 0.0
+        layers = nominal_coefficients(shape, image=image, audio=audio, vocab=vocab, tp=slices, reruns=reruns)
     else:
         layers = measured
     lengths = {
@@ -123,13 +124,23 @@ def estimate(
 
 
 def nominal_coefficients(
-    shape: ModelShape, *, image: ImageSpec, audio: AudioSpec, vocab: int = 0, tp: Mapping[str, int] | None = None
+    shape: ModelShape,
+    *,
+    image: ImageSpec,
+    audio: AudioSpec,
+    vocab: int = 0,
+    tp: Mapping[str, int] | None = None,
+    reruns: float = 0.0,
 ) -> Coefficients:
-    """Return the layer costs of a model's published shape at the nominal device rate.
+    """Return the layer costs of a model's published shape at the nominal device rate, as the trainers run them.
 
-    Each encoder's layers are followed by its projector, the LLM's by the output layer, and a generator's by the projector to it
-    and one entry for the layers at both of its ends. tp: number of slices of each layer by part; these other entries are whole on
-    every slice.
+    Each encoder's layers are followed by its projector, and a generator's by the projector to it and one entry for the layers at
+    both of its ends. The LLM's head is its TARGETS, if the vocabulary is known.
+
+    vocab: size of the job's vocabulary, 0 for the published one. tp: number of slices of each layer, and of the vocabulary of the
+    head, by part; the other entries are whole on every slice. reruns: the LLM's backward over its forward if its layers run their
+    forward again. As the head does not, its costs are such that with this ratio they come to what it takes; 0 where nothing runs
+    again.
     """
 
     def stack(part: str, *, causal: bool = False) -> tuple[LayerCost, ...]:
@@ -141,8 +152,11 @@ def nominal_coefficients(
     layers = {
         VISION: (*stack(VISION), _dense(projector_weights(shape.vision.width, image.merge**2, shape.llm.width))),
         AUDIO: (*stack(AUDIO), _dense(projector_weights(shape.audio.width, frames, shape.llm.width))),
-        LLM: (*stack(LLM, causal=True), *((_dense(head),) if head else ())),
+        LLM: stack(LLM, causal=True),
     }
+    if head:
+        on_slice = _dense(head).sliced((tp or {}).get(LLM, 1))
+        layers[TARGETS] = (on_slice.scaled(reruns / (1.0 + reruns)) if reruns else on_slice,)
     if shape.generator is not None:
         width = shape.generator.width
         ends = width * (2 * 3 * (image.merge * image.patch) ** 2 + width)  # tokens in, tokens out, diffusion time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any
 
 _GIGABIT_BYTES = 1e9 / 8
@@ -30,6 +30,14 @@ class Cluster:
     """What one GPU sends to those of other nodes when all GPUs of its node do, in one direction."""
     latency_s: float = 10e-6
     """Of one transfer."""
+    cores_per_node: int | None = None
+    """Processor cores of a node where trainers compute on them and share them with a job's services; None: these have others."""
+    threads: int = 1
+    """Of a trainer, where cores are shared."""
+    service_s_per_sample: float = 0.0
+    """Core seconds that services, and loading in the trainers, take for a sample where they share cores with trainers."""
+    service_cores: float = 0.0
+    """Cores of all nodes together that services take besides, whatever trainers do."""
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus_per_node"):
@@ -40,8 +48,33 @@ class Cluster:
             number = getattr(self, name)
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise ValueError(f"{name} must be a positive number, got {number!r}")
+        if self.cores_per_node is None:
+            if self.service_s_per_sample or self.service_cores:
+                raise ValueError(
+                    "service_s_per_sample and service_cores are of services on the cores of trainers: give cores_per_node"
+                )
+        else:
+            self._check_cores(self.cores_per_node)
         if self.efficiency > 1:
             raise ValueError(f"efficiency is a share of the peak rate and at most 1, got {self.efficiency}")
+
+    def _check_cores(self, cores: int) -> None:
+        for name, number in (("cores_per_node", cores), ("threads", self.threads)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be a whole number from 1, got {number!r}")
+        if self.threads * self.gpus_per_node > cores:
+            raise ValueError(
+                f"{self.gpus_per_node} trainers of a node with {self.threads} threads each are more than its {cores} cores: "
+                "lower gpus_per_node or threads"
+            )
+        for name in ("service_s_per_sample", "service_cores"):
+            number = getattr(self, name)
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+                raise ValueError(f"{name} must be a number from 0, got {number!r}")
+        if self.service_cores >= self.nodes * cores:
+            raise ValueError(
+                f"service_cores must be less than the {self.nodes * cores} cores that there are, got {self.service_cores}"
+            )
 
     @property
     def num_gpus(self) -> int:
@@ -118,7 +151,7 @@ def cluster_of(document: Any, where: str) -> Cluster:
     try:
         if preset is not None:
             return replace(CLUSTERS[preset], name=where, **given)
-        required = [field.name for field in fields(Cluster) if field.name not in ("name", "efficiency", "latency_s")]
+        required = [field.name for field in fields(Cluster) if field.name != "name" and field.default is MISSING]
         if lacking := [name for name in required if name not in given]:
             raise ValueError(f"{lacking[0]} is missing; give it, or a preset ({', '.join(CLUSTERS)})")
         return Cluster(name=where, **given)

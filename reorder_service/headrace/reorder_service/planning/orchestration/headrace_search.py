@@ -41,9 +41,10 @@ _ROUNDS = ((2, 15), (4, ALTERNATIVES + 2))
 """Batches that a round judges by, and candidates that it leaves."""
 _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
-_FIRST, _NEAR = 2, 1.1
-"""Batches after which only those alternatives are judged further that take no longer than so many times the best. Of what other
-searches answer, nothing that takes longer is judged on all."""
+_FIRST, _NEAR, _FAR = 2, 1.1, 1.5
+"""Batches after which only those alternatives are judged further that take no longer than so many times the best, and of large
+global batches what other searches answer no further than up to the latter. Nothing that takes longer than the former is judged
+on all."""
 _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
@@ -315,19 +316,19 @@ def _compared(
     advance: Advance,
 ) -> list[Judgement]:
     """Judge candidates by the first batches, and by all of them what is near the best, the best of each placement, and what is
-    certain: the best first.
+    certain and not far behind: the best first.
 
     batches: indices of the first ones, and of all.
     """
     first, every = batches
     found: list[Judgement] = []
     placements: set[str] = set()
-    for one in sorted(_judged(steps, candidates, first, strategies, advance), key=lambda one: one.key):
-        is_near = one.fits and one.step_s <= _NEAR * (found[0] if found else one).step_s
-        if is_near or one.candidate.layout in certain or one.candidate.placement not in placements:
-            found += _judged(steps, [one.candidate], every, strategies, int)
-        else:
-            found.append(one)
+    far = _FAR if steps.demand.global_batch > _LARGE else np.inf
+    for one in sorted(_judged(steps, candidates, first, strategies, advance, is_apart=False), key=lambda one: one.key):
+        best_s = (found[0] if found else one).step_s
+        goes_on = (one.fits and one.step_s <= _NEAR * best_s) or one.candidate.placement not in placements
+        goes_on = goes_on or (one.candidate.layout in certain and one.step_s <= far * best_s)
+        found += _judged(steps, [one.candidate], every if goes_on else first, strategies, int)
         placements.add(one.candidate.placement)
     return sorted(found, key=lambda one: one.key)
 

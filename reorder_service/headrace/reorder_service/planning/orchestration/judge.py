@@ -27,6 +27,7 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     IDLE,
     MODEL,
     PARTS,
+    SERVICES,
     SLICES,
     TRANSFERS,
     UPDATE,
@@ -35,6 +36,7 @@ from headrace.reorder_service.planning.orchestration.judgement import (
     RankMemory,
 )
 from headrace.reorder_service.planning.orchestration.links import exposed_s
+from headrace.reorder_service.planning.orchestration.shared_cores import beside_services_s, computing_of
 from headrace.reorder_service.planning.orchestration.stage_cuts import layer_share, stage_times, time_share
 from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.simulation.eager_depth import planned_work
@@ -93,7 +95,7 @@ def judgement_of(
 
     is_apart: whether the time is taken apart.
     """
-    seconds = np.array([step.step_s for step in steps]) + update_s(demand, candidate)
+    seconds = np.array([_seconds(demand, candidate, step) for step in steps])
     parts = _parts(demand, candidate, batches, steps, seconds) if is_apart else dict.fromkeys(PARTS, 0.0)
     peaks = np.max([step.peaks for step in steps], axis=0)
     chosen = {step.strategy for step in steps}
@@ -105,6 +107,16 @@ def judgement_of(
         ranks=_ranks(demand, candidate, peaks),
         memory_bytes=usable_bytes(demand.cluster),
     )
+
+
+def _seconds(demand: Demand, candidate: Candidate, step: Simulated) -> float:
+    """Return the seconds of a step with the update of the weights, and with services where these are on the trainers' cores."""
+    behind_s = update_s(demand, candidate)
+    if demand.cluster.cores_per_node is None:
+        return step.step_s + behind_s
+    sharing = None if candidate.sharing is None else sharing_of(candidate)
+    computing = computing_of(candidate, step.batch, step.slots, sharing, step.step_s)
+    return beside_services_s(demand.cluster, computing, step.step_s, behind_s, demand.global_batch, candidate.gpus)
 
 
 def simulated(
@@ -300,6 +312,8 @@ def _parts(demand: Demand, candidate: Candidate, batches: Ints, steps: Sequence[
     parts[MODEL], parts[SLICES] = model, max(0.0, work - model)
     parts[WAITING] = max(0.0, parts[WAITING] - parts[MODEL] - parts[SLICES])
     parts[UPDATE] = candidate.gpus * len(taken) * update_s(demand, candidate)
+    alone_s = sum(step.step_s for step in taken) + len(taken) * update_s(demand, candidate)
+    parts[SERVICES] = candidate.gpus * (float(seconds[: len(taken)].sum()) - alone_s)
     scale = float(seconds.mean()) / float(seconds[: len(taken)].sum())
     parts = {name: amount * scale for name, amount in parts.items()}
     parts[IDLE] = (demand.cluster.num_gpus - candidate.gpus) * float(seconds.mean())

@@ -13,8 +13,8 @@ from headrace.reorder_service.planning.orchestration.candidate import Candidate
 from headrace.reorder_service.planning.orchestration.cluster import Cluster
 
 GIB = 2.0**30
-MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, UPDATE, IDLE = (
-    "model", "slices", "waiting", "transfers", "exchange", "update", "idle",
+MODEL, SLICES, WAITING, TRANSFERS, EXCHANGE, UPDATE, SERVICES, IDLE = (
+    "model", "slices", "waiting", "transfers", "exchange", "update", "services", "idle",
 )  # fmt: skip
 PARTS: Mapping[str, str] = {
     MODEL: "the model's work",
@@ -23,6 +23,7 @@ PARTS: Mapping[str, str] = {
     TRANSFERS: "transfers between stages",
     EXCHANGE: "exchange of gradients and weights between replicas",
     UPDATE: "the optimizer",
+    SERVICES: "services on the same processor cores",
     IDLE: "GPUs without a unit",
 }
 """Where the time of all GPUs goes, in words."""

@@ -18,10 +18,9 @@ from headrace.model_shape import ModelShape, TransformerShape, projector_weights
 from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.batch import Floats
 from headrace.reorder_service.planning.cost_model.coefficients import AUDIO, TARGETS, VISION, LayerCost, total
-from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, estimate
+from headrace.reorder_service.planning.cost_model.cost import DEVICE_FLOPS_PER_S, estimate, nominal_coefficients
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.orchestration.cluster import Cluster
-from headrace.reorder_service.planning.orchestration.counted_costs import counted_coefficients
 from headrace.reorder_service.planning.orchestration.demand import Demand, UnitDemand
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def demand_of(
     for tp in sorted({tp for of_unit in widths.values() for tp in of_unit}):
         having = [unit for unit in units if tp in widths[unit]]
         slices = dict.fromkeys(having, tp)
-        layers = measured[tp].coefficients if measured is not None else counted_coefficients(
+        layers = measured[tp].coefficients if measured is not None else nominal_coefficients(
             shape, image=image, audio=audio, vocab=vocab, tp=slices, reruns=reruns
         )  # fmt: skip
         costs = estimate(

@@ -101,6 +101,59 @@ def lpt(weights: Floats, order: Ints, num_bins: int) -> Ints:
 @kernel
 def lpt_of_groups(weights: Floats, order: Ints, group: Ints, num_groups: int, num_bins: int) -> Ints:
     """Put the weights of each group into bins of its own as `lpt` does, all of them in the given order: (n,) bin of each."""
+    starts, members = _members(order, group, num_groups)
+    bins = np.empty(order.size, np.int64)
+    for g in range(num_groups):
+        of_group = members[starts[g] : starts[g + 1]]
+        found = _lightest_bins(weights[of_group], num_bins)
+        for i in range(of_group.size):
+            bins[of_group[i]] = found[i]
+    return bins
+
+
+@kernel
+def lpt_of_rounds(weights: Floats, order: Ints, group: Ints, is_open: NDArray[np.bool_], share: float) -> Ints:
+    """Put the weights of each group by LPT into as many lots as bins are open to it, and each lot into a bin: (n,) bin of each.
+
+    The groups come in turn, that with the heaviest weight first. The heaviest lot of a group goes to the bin that is the lightest
+    so far, and so on; of equal ones the first. A bin that has its share takes no more, unless all bins that are open to the group
+    have theirs.
+
+    order: (n,) as `descending` has it. group: (n,) group of each weight. is_open: (groups, bins), whether a bin may take of a
+    group; one at least may of each group that has a weight. share: weight of one bin.
+    """
+    num_groups, num_bins = is_open.shape
+    starts, falling = _members(order, group, num_groups)
+    _, rising = _members(np.arange(order.size), group, num_groups)
+    heaviest = np.full(num_groups, -1.0)
+    for g in range(num_groups):
+        if starts[g] < starts[g + 1]:
+            heaviest[g] = weights[falling[starts[g]]]
+    total, bins = np.zeros(num_bins), np.empty(order.size, np.int64)
+    for g in _by_weight(heaviest):
+        if starts[g] == starts[g + 1]:
+            continue
+        free = np.flatnonzero(is_open[g] & (total < share))
+        if free.size == 0:
+            free = np.flatnonzero(is_open[g])
+        of_group = falling[starts[g] : starts[g + 1]]
+        lots = _lightest_bins(weights[of_group], free.size)
+        for i in range(of_group.size):
+            bins[of_group[i]] = lots[i]
+        loads = np.zeros(free.size)
+        for item in rising[starts[g] : starts[g + 1]]:
+            loads[bins[item]] += weights[item]
+        bin_of_lot = np.empty(free.size, np.int64)
+        bin_of_lot[_by_weight(loads)] = free[_by_weight(-total[free])]
+        for item in of_group:
+            bins[item] = bin_of_lot[bins[item]]
+        total[bin_of_lot] += loads
+    return bins
+
+
+@kernel
+def _members(order: Ints, group: Ints, num_groups: int) -> tuple[Ints, Ints]:
+    """Return (num_groups + 1,) where the items of each group begin in (n,) items by group, and these, in the given order each."""
     starts = np.zeros(num_groups + 1, np.int64)
     for item in order:
         starts[group[item] + 1] += 1
@@ -110,13 +163,7 @@ def lpt_of_groups(weights: Floats, order: Ints, group: Ints, num_groups: int, nu
     for item in order:
         members[following[group[item]]] = item
         following[group[item]] += 1
-    bins = np.empty(order.size, np.int64)
-    for g in range(num_groups):
-        of_group = members[starts[g] : starts[g + 1]]
-        found = _lightest_bins(weights[of_group], num_bins)
-        for i in range(of_group.size):
-            bins[of_group[i]] = found[i]
-    return bins
+    return starts, members
 
 
 @kernel

@@ -88,6 +88,8 @@ def deal(batch: Batch, planned: Slots, *, exchanging: bool = False) -> Slots:
         if u in own:
             slots[u] = _lpt(weights[u], descending(weights[u]), lane * width * count + slots[u] % count, width, count, replicas)
             widths[u] = width
+    if not exchanging and (widths[own] == 1).all():
+        return np.ascontiguousarray(slots)  # samples have no other place in their lanes
     by_sample = np.ascontiguousarray(slots.T)
     num_samples = batch.sample_ids.size
     steps = max(EXCHANGE_STEPS * num_samples, LEAST_EXCHANGE_STEPS) if exchanging else DEALING_STEPS * num_samples

@@ -48,6 +48,9 @@ def with_deepest_in_flight(work: Work) -> Work:
     return of_depth(low)
 
 
-def planned_work(batch: Batch, slots: Slots) -> Work:
-    """Return the work of a plan as the trainers run it: as deep as `with_deepest_in_flight` finds."""
-    return with_deepest_in_flight(Work.of(batch, slots))
+def planned_work(batch: Batch, slots: Slots, *, has_links: bool = True) -> Work:
+    """Return the work of a plan as the trainers run it: as deep as `with_deepest_in_flight` finds.
+
+    has_links: as for `Work.of`.
+    """
+    return with_deepest_in_flight(Work.of(batch, slots, has_links=has_links))

@@ -17,7 +17,7 @@ _GIB = 2.0**30
 def excess_memory(batch: Batch, slots: Slots) -> float:
     """Return by how much the plan's fullest stage exceeds the memory limit, in the unit of `Batch.memory`; 0 if it fits."""
     limit = batch.execution.memory_limit
-    return 0.0 if math.isinf(limit) else max(0.0, float(peak_memory(planned_work(batch, slots)).max()) - limit)
+    return 0.0 if math.isinf(limit) else max(0.0, float(_peaks(batch, slots).max()) - limit)
 
 
 def held_by_stage(batch: Batch) -> Floats:
@@ -57,7 +57,7 @@ def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str], first_r
             f"{batch.units[unit]!r}, {(alone - limit) / _GIB:.3g} GiB more than the limit of {limit / _GIB:.3g} GiB; "
             f"{remedy}, or leave such samples out"
         )
-    peaks = peak_memory(planned_work(batch, slots))
+    peaks = _peaks(batch, slots)
     replica, stage = np.unravel_index(int(peaks.argmax()), peaks.shape)
     unit_of_stage = np.repeat(np.arange(len(batch.units)), list(batch.topology.stages.values()))
     loads = np.bincount(slots[unit_of_stage[stage]], weights=of_stage[unit_of_stage[stage]], minlength=batch.num_slots)
@@ -67,3 +67,8 @@ def check_memory(batch: Batch, slots: Slots, name: Callable[[int], str], first_r
         f"({batch.units[unit_of_stage[stage]]!r}) of replica {first_replica + replica} exceeds that by {excess / _GIB:.3g} GiB, "
         f"most of all with microbatch {microbatch}; {remedy}, or give a replica more microbatches"
     )
+
+
+def _peaks(batch: Batch, slots: Slots) -> Floats:
+    """Return (D, S) the most that each stage holds in a plan."""
+    return peak_memory(planned_work(batch, slots, has_links=False))

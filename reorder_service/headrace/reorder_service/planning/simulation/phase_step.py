@@ -10,31 +10,42 @@ from typing import Final
 
 import numpy as np
 
-from headrace.plan import Predicted
+from headrace.plan import LLM, Predicted
 from headrace.reorder_service.planning.batch import Batch, Floats, Slots
 from headrace.reorder_service.planning.form_loads import form_seconds, weights_alone
+from headrace.reorder_service.planning.sequence_degrees import in_parts, most_degrees, sequence_seconds
 
 AFTER_PHASES: Final = "phases"
 """What `Execution.colocated` is for such ranks."""
 
 
 def phase_loads(batch: Batch, slots: Slots) -> Floats:
-    """Return the (D, K, U) forward and backward seconds of every microbatch of every rank in every unit, padding included."""
-    options = batch.execution.post_balancing
-    loads = [
-        form_seconds(options, unit, costs, slot, batch.num_slots) * factor
-        for unit, costs, slot, factor in zip(batch.units, batch.costs, slots, batch.step_factors, strict=True)
-    ]
+    """Return the (D, K, U) forward and backward seconds of every microbatch of every rank in every unit, padding included.
+
+    Each of the ranks that share a sequence of the LLM has an equal part of it.
+    """
+    options, count = batch.execution.post_balancing, batch.topology.microbatches
+    loads = []
+    for unit, costs, slot, factor in zip(batch.units, batch.costs, slots, batch.step_factors, strict=True):
+        if unit == LLM and batch.degrees is not None:
+            parts, of_parts = in_parts(sequence_seconds(batch), slot, batch.degrees, count)
+            loads.append(np.bincount(of_parts, weights=parts, minlength=batch.num_slots) * factor)
+        else:
+            loads.append(form_seconds(options, unit, costs, slot, batch.num_slots) * factor)
     return np.stack(loads, axis=-1).reshape(batch.topology.replicas, batch.topology.microbatches, len(loads))
 
 
 def least_phase_seconds(batch: Batch) -> float:
-    """Return what no plan can beat: the sum over the units of a rank's even share, or of the largest sample if that is more."""
+    """Return what no plan can beat: the sum over the units of a rank's even share, or of the largest sample if that is more.
+
+    A sequence of the LLM that ranks may share takes no less than on as many of them as may.
+    """
     options = batch.execution.post_balancing
     total = 0.0
     for unit, costs, factor in zip(batch.units, batch.costs, batch.step_factors, strict=True):
         alone = weights_alone(options.forms.get(unit, "no_padding"), costs, options.quadratic)
-        total += float(factor) * max(float(alone.sum()) / batch.topology.replicas, float(alone.max()))
+        largest = (alone / most_degrees(batch) if unit == LLM else alone).max()
+        total += float(factor) * max(float(alone.sum()) / batch.topology.replicas, float(largest))
     return total
 
 

@@ -8,7 +8,9 @@ WAITS on, the rows whose results it needs; -1 stands for none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from headrace.jit import kernel
 from headrace.reorder_service.planning.batch import Floats, Ints
 from headrace.reorder_service.planning.execution import Execution
-from headrace.schedule import Kind, Schedule, Stage, build, inputs, stage_graph
+from headrace.schedule import Kind, Schedule, Stage, build, inputs, numbered_actions, stage_graph
 
 STAGE, KIND, POSITION, CHUNK, UNIT, EXIT, BEFORE, WAITS = range(8)
 _NOT_YET = -1.0
@@ -33,13 +35,19 @@ def schedule_table(stages: Mapping[str, int], execution: Execution, num_microbat
 @lru_cache(maxsize=256)
 def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_flight: int | None, num_microbatches: int) -> Ints:
     graph = stage_graph(dict(stages))
-    schedule = build(name, dict(stages), range(num_microbatches), chunks=chunks, in_flight=in_flight)
-    first = np.cumsum([0, *map(len, schedule)])
-    actions = [action for of_stage in schedule for action in of_stage]
-    stage = np.repeat(np.arange(len(graph)), np.diff(first))
-    fields = ((a.kind for a in actions), (a.microbatch for a in actions), (a.chunk for a in actions))
-    kind, microbatch, chunk = (np.fromiter(values, np.int64, len(actions)) for values in fields)
-    waits = _waits(graph, stage, kind, microbatch) if chunks == 1 else _waits_of_chunks(graph, chunks, schedule)
+    if chunks == 1:
+        numbers = numbered_actions(name, dict(stages), num_microbatches, in_flight=in_flight)
+        first = np.cumsum([0, *map(len, numbers)])
+        kind, microbatch = np.divmod(_joined(numbers, first), max(1, num_microbatches))
+        chunk, stage = np.zeros_like(kind), np.repeat(np.arange(len(graph)), np.diff(first))
+        waits = _waits(graph, stage, kind, microbatch)
+    else:
+        schedule = build(name, dict(stages), range(num_microbatches), chunks=chunks, in_flight=in_flight)
+        first = np.cumsum([0, *map(len, schedule)])
+        stage = np.repeat(np.arange(len(graph)), np.diff(first))
+        fields = ("kind", "microbatch", "chunk")
+        kind, microbatch, chunk = (_joined([map(operator.attrgetter(f), of) for of in schedule], first) for f in fields)
+        waits = _waits_of_chunks(graph, chunks, schedule)
     row_of = executable_order(waits, first)
     assert row_of.min(initial=0) >= 0, "a schedule never waits for itself"
     index, size = (np.array([getattr(of_stage, field) for of_stage in graph])[stage] for field in ("index", "size"))
@@ -55,6 +63,11 @@ def _table(name: str, stages: tuple[tuple[str, int], ...], chunks: int, in_fligh
     table[row_of, WAITS:] = np.where(waits >= 0, np.append(row_of, -1)[waits], -1)
     table.flags.writeable = False
     return table
+
+
+def _joined(numbers: Iterable[Iterable[int]], first: Ints) -> Ints:
+    """Return (A,) the numbers of all stages, one after the other. first: (S + 1,) where each stage's begin."""
+    return np.fromiter(itertools.chain.from_iterable(numbers), np.int64, int(first[-1]))
 
 
 def _waits(graph: Sequence[Stage], stage: Ints, kind: Ints, microbatch: Ints) -> Ints:

@@ -66,10 +66,11 @@ class Work:
     """Seconds that no plan of the batch can beat, see `lower_bound`."""
 
     @classmethod
-    def of(cls, batch: Batch, slots: Slots, pieces: Mapping[str, int] | None = None) -> Work:
+    def of(cls, batch: Batch, slots: Slots, pieces: Mapping[str, int] | None = None, *, has_links: bool = True) -> Work:
         """Compute the work of a plan, given by its slots, under the batch's execution.
 
-        pieces: by unit, into how many actions each of a stage's is cut; times and memory are then those of a piece.
+        pieces: by unit, into how many actions each of a stage's is cut; times and memory are then those of a piece. has_links:
+        whether links are computed; what stages hold does not depend on them.
 
         A microbatch's cost in a unit is spread over the unit's stages and their chunks, evenly unless `Execution.stage_loads`
         says otherwise. If it is not 0, what each microbatch takes besides (`Execution.microbatch_s`) is added. With split
@@ -88,6 +89,7 @@ class Work:
         unit_of_stage = np.repeat(np.arange(stages.size), stages)
         replica = slots // topology.microbatches
         deferred = not (slots == slots[-1]).all()
+        has_links = has_links and (deferred or _transfers_take_time(batch))
         replicas_coupled = deferred and bool((replica != replica[-1]).any())
         back = backward_slots(batch, slots)
         forth_s, back_s = _forth_and_back(batch, batch.costs, slots, back)
@@ -110,7 +112,7 @@ class Work:
             seconds=np.take(seconds, unit_of_stage, axis=1).reshape(shape) * _stage_loads(topology, execution),
             memory=np.stack((forth_memory, back_memory)) * (per_action * has_backward),
             occupied=occupied,
-            links=_links(batch, slots, back, has_backward, per_action) if deferred or _transfers_take_time(batch) else None,
+            links=_links(batch, slots, back, has_backward, per_action) if has_links else None,
             replicas_coupled=replicas_coupled,
             lower_bound_s=lower_bound(batch),
         )
@@ -235,22 +237,37 @@ def parts_of_slots(slots: Ints, others: Ints, seconds: Floats, num_slots: int, n
     Returns (num_slots,) how long two neighbouring stages of a unit work on a slot at once, where the second starts as soon as it
     need not wait between parts; and (n,) how long the parts take that follow a sample's own part.
     """
-    parts = np.zeros((num_slots, num_microbatches))
-    for i in range(slots.size):
-        parts[slots[i], others[i] % num_microbatches] += seconds[i]
-    overlap = np.zeros(num_slots)
-    for slot in range(num_slots):
-        total, longest = 0.0, 0.0
-        for k in range(num_microbatches - 1, -1, -1):
-            part = parts[slot, k]
-            parts[slot, k] = total  # from here on, the seconds of the parts behind this one
+    position = others % num_microbatches
+    by_slot = _by_label(slots, num_slots, _by_label(num_microbatches - 1 - position, num_microbatches, np.arange(slots.size)))
+    overlap, later = np.zeros(num_slots), np.empty(slots.size)
+    begin = 0
+    while begin < by_slot.size:
+        slot, total, longest = slots[by_slot[begin]], 0.0, 0.0
+        while begin < by_slot.size and slots[by_slot[begin]] == slot:
+            end, part = begin, 0.0
+            while end < by_slot.size and slots[by_slot[end]] == slot and position[by_slot[end]] == position[by_slot[begin]]:
+                part += seconds[by_slot[end]]
+                later[by_slot[end]] = total
+                end += 1
             total += part
             longest = max(longest, part)
+            begin = end
         overlap[slot] = total - longest
-    later = np.empty(slots.size)
-    for i in range(slots.size):
-        later[i] = parts[slots[i], others[i] % num_microbatches]
     return overlap, later
+
+
+@kernel
+def _by_label(labels: Ints, num_labels: int, order: Ints) -> Ints:
+    """Return positions, given in some order, by rising label 0 .. num_labels - 1; those of equal labels keep their order."""
+    place = np.zeros(num_labels + 1, np.int64)
+    for label in labels:
+        place[label + 1] += 1
+    place = np.cumsum(place)
+    sorted_by_label = np.empty(order.size, np.int64)
+    for i in order:
+        sorted_by_label[place[labels[i]]] = i
+        place[labels[i]] += 1
+    return sorted_by_label
 
 
 @kernel

@@ -30,6 +30,7 @@ from headrace.reorder_service.planning.strategies import (
     taper,
 )
 from headrace.reorder_service.planning.strategies.auto import fastest
+from headrace.reorder_service.planning.strategies.shared_sequences import with_degrees
 
 _EVEN: dict[str, Strategy] = {
     "random": arrival.plan_slots,
@@ -103,6 +104,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
             chosen="unequal",
             in_flight=planned_work(batch, slots).execution.in_flight,
         )
+    batch = with_degrees(batch)
     chosen, slots = run_strategy(strategy, batch)
     in_flight = None if batch.execution.colocated else planned_work(batch, slots).execution.in_flight
     return StepPlan(
@@ -113,6 +115,7 @@ def plan_of(strategy: str, batch: Batch, generation: int = 1, speeds: Floats | N
         replicas=batch.replicas(slots),
         unit_replicas=batch.own_replicas(slots),
         predicted=predict_step(batch, slots),
+        degrees=batch.shared_by(),
         chosen="" if chosen == strategy else chosen,
         in_flight=in_flight,
     )

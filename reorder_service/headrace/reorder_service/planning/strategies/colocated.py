@@ -64,13 +64,13 @@ def _plans(batch: Batch, seconds: Floats, tokens: Ints, limit: int) -> Iterator[
     ranks, microbatches = batch.topology.replicas, batch.topology.microbatches
     order = descending(seconds)
     if batch.execution.colocated == "step" and microbatches > 1:
-        rank = _level(seconds, order, np.zeros(ranks), tokens, min(limit, _NO_LIMIT // microbatches) * microbatches)
+        rank = level(seconds, order, np.zeros(ranks), tokens, min(limit, _NO_LIMIT // microbatches) * microbatches)
         weights = seconds if limit == _NO_LIMIT else tokens.astype(np.float64)
         yield _heaviest_first(batch, spread(rank, descending(weights), weights, ranks, microbatches), seconds)
     heights = column_heights(seconds[order], ranks, microbatches) if microbatches > 1 else np.zeros(1)
     if heights[0] > heights[-1]:
-        yield _in_columns(batch, _level(seconds, order, np.tile(heights[0] - heights, ranks), tokens, limit), seconds)
-    yield _in_columns(batch, _level(seconds, order, np.zeros(batch.num_slots), tokens, limit), seconds)
+        yield _in_columns(batch, level(seconds, order, np.tile(heights[0] - heights, ranks), tokens, limit), seconds)
+    yield _in_columns(batch, level(seconds, order, np.zeros(batch.num_slots), tokens, limit), seconds)
     yield _in_columns(batch, lpt(seconds, order, batch.num_slots), seconds)
     yield arrival.plan_slots(batch)[0]
 
@@ -91,7 +91,7 @@ def _tokens(batch: Batch) -> tuple[Ints, int]:
     return batch.tokens, limit
 
 
-def _level(seconds: Floats, order: Ints, heads: Floats, tokens: Ints, limit: int) -> Ints:
+def level(seconds: Floats, order: Ints, heads: Floats, tokens: Ints, limit: int = _NO_LIMIT) -> Ints:
     """Spread samples over B bins that begin with `heads` seconds so that all end alike: (n,) bins.
 
     order: (n,) samples by falling seconds. A bin has more tokens than the limit only if no way to avoid that is found.

@@ -33,7 +33,7 @@ from headrace.reorder_service.planning.batch import Batch, Ints, Slots
 from headrace.reorder_service.planning.form_loads import bin_loads, lengths_of
 from headrace.reorder_service.planning.search.node_assignment import assign_senders
 from headrace.reorder_service.planning.search.node_permutation import Traffic, permute_heuristically
-from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups
+from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups, lpt_of_rounds
 from headrace.reorder_service.planning.search.post_balancing import post_balance
 from headrace.reorder_service.planning.simulation.phase_step import AFTER_PHASES
 from headrace.reorder_service.planning.strategies import phases
@@ -118,6 +118,10 @@ def _by_index(batch: Batch, unit: int, index: Ints, occupied: NDArray[np.bool_])
     options = batch.execution.post_balancing
     lengths, quadratic = lengths_of(batch.costs[unit], options.quadratic)
     form = options.forms.get(batch.units[unit], "no_padding")
+    if form == "no_padding":
+        share = float(lengths.sum() / batch.topology.replicas)
+        replica = lpt_of_rounds(lengths, descending(lengths), index, np.ascontiguousarray(occupied.T), share)
+        return replica * batch.topology.microbatches + index
     slots = np.empty_like(index)
     work, taken = np.zeros(batch.topology.replicas), np.zeros(batch.topology.replicas)
     share = lengths.sum() / batch.topology.replicas

@@ -8,7 +8,8 @@ A sample's microbatch is that of the LLM, whose microbatches are balanced first 
 after the other. Units whose loads add up are balanced near the ranks of the LLM (`near_home`), so that little of what they make
 of samples travels to other nodes. A padded unit puts samples of like length together (`post_balancing`), wherever they come from.
 Of several such units, the one with the most to send is balanced before the LLM, which then is balanced near it; the batches of
-the others are permuted over the nodes (`node_assignment`). Where nodes are unknown, every rank is one.
+the others are permuted over the nodes (`node_assignment`). Where nodes are unknown, every rank is one. Sequences that several
+ranks share (`Execution.cp`) have their places before all others (`shared_sequences`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from headrace.reorder_service.planning.search.node_assignment import assign_send
 from headrace.reorder_service.planning.search.node_permutation import Traffic
 from headrace.reorder_service.planning.search.post_balancing import post_balance
 from headrace.reorder_service.planning.strategies import colocated
+from headrace.reorder_service.planning.strategies.shared_sequences import shared_slots
 
 _NEAR_ENOUGH = 0.01  # by how much a phase may exceed the least possible time before it is balanced without regard to nodes
 _WORTH_LEAVING = 1e-3  # and by how much that has to shorten it
@@ -38,6 +40,8 @@ def plan_slots(batch: Batch) -> Slots:
 
     Raises ValueError as `colocated` does if the microbatches of the LLM cannot keep the limit of tokens.
     """
+    if batch.execution.cp != 1:
+        return _by_phase(batch, shared_slots(batch), None)
     anchor = _anchor(batch)
     if batch.topology.microbatches == 1:
         samples = np.arange(batch.sample_ids.size)

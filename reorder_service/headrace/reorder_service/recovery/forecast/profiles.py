@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.model_shape import ModelShape, projector_weights
 from headrace.plan import GENERATOR, LLM
-from headrace.reorder_service.planning.cost_model.coefficients import VISION, total
+from headrace.reorder_service.planning.cost_model.coefficients import TARGETS, VISION, total
 from headrace.reorder_service.planning.cost_model.cost import nominal_coefficients
 from headrace.reorder_service.recovery.pipeline_templates import ModelProfile
 
@@ -36,8 +36,9 @@ def profile_of(
 ) -> ModelProfile:
     """Return the profile of a model with the units vision, llm and, if the shape has one, generator.
 
-    A sample has one image of `patches` patches in `tokens` tokens. Times are `nominal_coefficients`. Left out are the audio
-    encoder, which such samples do not use, and the bytes of what stands before the vision encoder and around the generator.
+    A sample has one image of `patches` patches in `tokens` tokens, which all carry loss. Times are `nominal_coefficients`. Left
+    out are the audio encoder, which such samples do not use, and the bytes of what stands before the vision encoder and around
+    the generator.
     memory_bytes: memory of a GPU for weights, gradients and optimizer.
     """
     ends = {
@@ -50,7 +51,8 @@ def profile_of(
         ends[GENERATOR] = projector_weights(shape.llm.width, 1, shape.generator.width)
         stacks[GENERATOR] = shape.generator
         positions[GENERATOR] = max(1, patches // image.merge**2)
-    costs = nominal_coefficients(shape, image=image, audio=audio)
+    costs = dict(nominal_coefficients(shape, image=image, audio=audio))
+    costs[LLM] = (*costs[LLM], *costs.pop(TARGETS, ()))
     seconds, weights = [], []
     for unit, stack in stacks.items():
         last = stack.layers - 1

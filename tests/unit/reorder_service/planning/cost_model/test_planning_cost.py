@@ -1,6 +1,7 @@
 """Estimated cost of a sample: arithmetic that can be redone by hand, and what must grow with what."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from headrace.model_shape import (
     TransformerShape,
 )
 from headrace.reorder_service.planning import sample_costs
-from headrace.reorder_service.planning.cost_model.coefficients import LayerCost
+from headrace.reorder_service.planning.cost_model.coefficients import TARGETS, LayerCost
 from headrace.reorder_service.planning.cost_model.cost import (
     DEVICE_FLOPS_PER_S,
     SampleCosts,
@@ -151,22 +152,35 @@ def test_windows_make_a_large_image_cheaper() -> None:
     assert large[1] < 0.6 * large[0]
 
 
-def test_published_layers_are_followed_by_projectors_and_output_layer() -> None:
+def test_published_layers_are_followed_by_projectors_and_the_head_is_by_itself() -> None:
     shape = MODEL_SHAPES["tiny"]
     parts = nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec(), vocab=1000)
-    assert {part: len(layers) for part, layers in parts.items()} == {"vision": 2 + 1, "audio": 2 + 1, "llm": 4 + 1}
-    assert in_operations(parts["llm"][-1]) == pytest.approx((0, 2 * 128 * 1000, 0))
-    assert len(nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec())["llm"]) == 4
+    assert {part: len(layers) for part, layers in parts.items()} == {"vision": 2 + 1, "audio": 2 + 1, "llm": 4, TARGETS: 1}
+    assert in_operations(parts[TARGETS][0]) == pytest.approx((0, 2 * 128 * 1000, 0))
+    assert TARGETS not in nominal_coefficients(shape, image=ImageSpec(), audio=AudioSpec()), "the vocabulary is not known"
 
 
-def test_slices_divide_the_layers_and_leave_projectors_and_output_layer_whole() -> None:
+def test_slices_divide_the_layers_and_the_head_and_leave_projectors_whole() -> None:
     whole, halves = (
         nominal_coefficients(MODEL_SHAPES["7b"], image=ImageSpec(), audio=AudioSpec(), tp=tp) for tp in (None, {"llm": 2})
     )
     assert halves["vision"] == whole["vision"]
-    *layers, head = halves["llm"]
-    assert head == whole["llm"][-1]
-    assert layers == [LayerCost(quadratic=one.quadratic / 2, linear=one.linear / 2) for one in whole["llm"][:-1]]
+    for part in ("llm", TARGETS):
+        assert list(halves[part]) == [LayerCost(quadratic=one.quadratic / 2, linear=one.linear / 2) for one in whole[part]]
+
+
+def test_the_head_counts_on_tokens_that_carry_loss_only() -> None:
+    few, more = (replace(probe(50), num_targets=number) for number in (10, 30))
+    without, one, other = (costs_of(of, vocab=vocab)["llm"][0] for of, vocab in ((few, 0), (few, 1000), (more, 1000)))
+    head_s = 2 * 128 * 1000 / DEVICE_FLOPS_PER_S
+    assert (one - without, other - without) == pytest.approx((10 * head_s, 30 * head_s))
+
+
+def test_the_head_does_not_run_again_where_layers_do() -> None:
+    """With checkpointing a backward takes three forwards: of the head it takes two, after a forward."""
+    again = {"checkpointing": ["llm"], "backward_factors": {"llm": 3.0}}
+    without, whole = (estimate_of(probe(50), vocab=vocab, **again).seconds["llm"][0] for vocab in (0, 1000))
+    assert (1 + 3) * (whole - without) == pytest.approx(3 * 2 * 128 * 1000 / DEVICE_FLOPS_PER_S)
 
 
 def test_the_published_vocabulary_counts_where_the_job_gives_none() -> None:
@@ -185,7 +199,7 @@ def test_a_whole_sample_by_hand() -> None:
     got = costs_of(probe(30, images=(16, 32), recordings=(101,)), vocab=1000)
     assert got["encoder"][0] == pytest.approx(expected / DEVICE_FLOPS_PER_S)
     decoder_linear = 2 * (2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 352)
-    expected = 4 * (2 * 128 * 900 + decoder_linear * 30) + 30 * 2 * 128 * 1000
+    expected = 4 * (2 * 128 * 900 + decoder_linear * 30) + 1 * 2 * 128 * 1000
     assert got["llm"][0] == pytest.approx(expected / DEVICE_FLOPS_PER_S)
 
 
@@ -209,7 +223,7 @@ def test_one_large_image_costs_more_than_the_same_patches_in_two() -> None:
 
 def test_the_7b_shape_costs_about_two_operations_per_parameter_and_token() -> None:
     # 6.5e9 parameters outside the embeddings, 0.5e9 in the output layer; short sequences make attention's square negligible
-    seconds = costs_of(probe(64), shape=MODEL_SHAPES["7b"])["llm"][0]
+    seconds = costs_of(replace(probe(64), num_targets=64), shape=MODEL_SHAPES["7b"])["llm"][0]
     assert seconds * DEVICE_FLOPS_PER_S / 64 == pytest.approx(2 * 7.07e9, rel=0.01)
 
 

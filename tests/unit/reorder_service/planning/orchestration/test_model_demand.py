@@ -44,7 +44,6 @@ def demand(
 def test_seconds_are_counted_at_the_clusters_rate() -> None:
     shape = PLANNED_MODELS["qwen2.5-vl-3b"]
     counted = estimate(PROBES, shape, image=ImageSpec(), audio=AudioSpec(), units=("vision", "llm")).seconds
-    counted["llm"] -= HEAD_S * np.array([probe.num_tokens - probe.num_targets for probe in PROBES])
     for unit in demand().units:
         np.testing.assert_allclose(unit.forward_s[1], counted[unit.name] * RATE)
 
@@ -62,7 +61,7 @@ def test_the_head_is_charged_for_targets_as_often_as_it_runs_and_in_slices_of_th
 def test_stages_are_cut_by_what_the_head_takes_on_these_samples() -> None:
     shape = PLANNED_MODELS["qwen2.5-vl-3b"].llm
     layers_s = estimate(PROBES, PLANNED_MODELS["qwen2.5-vl-3b"], image=ImageSpec(), audio=AudioSpec()).seconds["llm"].sum()
-    layers_s -= HEAD_S * sum(probe.num_tokens for probe in PROBES)
+    layers_s -= HEAD_S * sum(probe.num_targets for probe in PROBES)
     llm = demand().units[1]
     assert llm.end_layers == pytest.approx(70 * HEAD_S / (layers_s / shape.layers))
     assert first_layers(llm, 2) == (18,)
@@ -82,7 +81,7 @@ def test_slices_of_a_layer_exchange_its_rows_as_often_as_it_runs() -> None:
         halves = estimate(
             PROBES, PLANNED_MODELS["qwen2.5-vl-3b"], image=ImageSpec(), audio=AudioSpec(), units=("vision", "llm"), tp={"llm": 2}
         ).seconds["llm"]  # fmt: skip
-        halves -= HEAD_S * np.array([probe.num_tokens for probe in PROBES])
+        halves -= HEAD_S / 2 * np.array([probe.num_targets for probe in PROBES])
         head = 3 * HEAD_S / 2 * np.array([probe.num_targets for probe in PROBES])
         whole = llm.forward_s[2] * (1 + llm.backward_factor)
         np.testing.assert_allclose(whole, (halves * (1 + llm.backward_factor) + head) * RATE + passes * once)

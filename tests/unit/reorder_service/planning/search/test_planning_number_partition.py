@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.reorder_service.planning.search.number_partition import descending, lpt, lpt_of_groups, rank_in_bin
+from headrace.reorder_service.planning.search.number_partition import (
+    descending,
+    lpt,
+    lpt_of_groups,
+    lpt_of_rounds,
+    rank_in_bin,
+)
 from tests.examples import with_examples
 
 weights_lists = st.lists(st.integers(0, 50), min_size=1, max_size=40)
@@ -41,6 +47,38 @@ def test_groups_get_the_bins_that_each_gets_by_itself(items: list[tuple[int, int
     for number in range(4):
         of_group = np.flatnonzero(group == number)
         assert bins[of_group].tolist() == (run_lpt(weights[of_group].tolist(), num_bins) if of_group.size else [])
+
+
+def slow_rounds(weights: list[float], group: list[int], is_open: list[list[bool]], share: float) -> list[int]:
+    members = {g: [i for i, of in enumerate(group) if of == g] for g in set(group)}
+    totals, bins = [0.0] * len(is_open[0]), [0] * len(weights)
+    for g in sorted(members, key=lambda g: (-max(weights[i] for i in members[g]), g)):
+        allowed = [b for b, may in enumerate(is_open[g]) if may]
+        free = [b for b in allowed if totals[b] < share] or allowed
+        lots = slow_lpt([weights[i] for i in members[g]], len(free))
+        loads = [sum(weights[i] for i, of in zip(members[g], lots, strict=True) if of == lot) for lot in range(len(free))]
+        heaviest_first = sorted(range(len(free)), key=lambda lot: -loads[lot])
+        bin_of = dict(zip(heaviest_first, sorted(free, key=lambda b: totals[b]), strict=True))
+        for i, lot in zip(members[g], lots, strict=True):
+            bins[i] = bin_of[lot]
+            totals[bin_of[lot]] += weights[i]
+    return bins
+
+
+@with_examples(60)
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40),
+    st.lists(st.lists(st.booleans(), min_size=5, max_size=5).filter(any), min_size=4, max_size=4),
+    st.integers(0, 60),
+)
+def test_rounds_give_their_heaviest_lots_to_the_lightest_open_bins(
+    items: list[tuple[int, int]], is_open: list[list[bool]], share: int
+) -> None:
+    weights, group = [float(weight) for weight, _ in items], [of for _, of in items]
+    array = np.array(weights)
+    bins = lpt_of_rounds(array, descending(array), np.array(group), np.array(is_open), float(share))
+    assert bins.tolist() == slow_rounds(weights, group, is_open, share)
+    assert all(is_open[of][into] for of, into in zip(group, bins.tolist(), strict=True))
 
 
 @with_examples(40)

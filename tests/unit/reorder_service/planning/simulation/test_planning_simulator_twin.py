@@ -11,7 +11,7 @@ from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.simulation.makespan import makespan
 from headrace.reorder_service.planning.simulation.simulator import Work, peak_memory, simulate, timeline
 from headrace.reorder_service.planning.simulation.timed_schedule import schedule_table
-from headrace.reorder_service.planning.simulation.work import link_inputs, lower_bound
+from headrace.reorder_service.planning.simulation.work import link_inputs, lower_bound, parts_of_slots
 from tests.examples import with_examples
 from tests.unit.reorder_service.planning.simulator_world import Twin, keys_of, plans
 
@@ -135,3 +135,19 @@ def test_the_inputs_of_a_link_equal_the_slow_twins(count: int, num_slots: int, s
             sent = (source == s) & (target == t)
             expected[s] = 0.5 + seconds[sent].sum() - early[sent].min()
         assert dict(zip(slots[found].tolist(), slot_seconds[found].tolist(), strict=True)) == pytest.approx(expected)
+
+
+@with_examples(100)
+@given(st.integers(0, 14), st.integers(1, 3), st.integers(1, 4), st.integers(0, 2**32))
+def test_the_parts_of_slots_equal_the_slow_twins(count: int, replicas: int, num_microbatches: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    num_slots = replicas * num_microbatches
+    slots, others = rng.integers(0, num_slots, (2, count))
+    seconds = rng.random(count)
+    overlap, later = parts_of_slots(slots, others, seconds, num_slots, num_microbatches)
+    index = others % num_microbatches
+    for slot in range(num_slots):
+        parts = [seconds[(slots == slot) & (index == k)].sum() for k in range(num_microbatches)]
+        assert overlap[slot] == pytest.approx(sum(parts) - max(parts))
+        for i in np.flatnonzero(slots == slot):
+            assert later[i] == pytest.approx(sum(parts[index[i] + 1 :]))
