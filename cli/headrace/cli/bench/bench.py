@@ -57,12 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         **described("reading, tokenising and decoding a data set, stage by stage"),
         epilog=_PREPROCESS_EPILOG,
     )
-    preprocess.add_argument(
-        "path",
-        nargs="?",
-        metavar="PATH",
-        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
-    )
+    _add_path(preprocess)
     preprocess.add_argument("--limit", type=int, default=256, metavar="N", help="take the first N samples (default: %(default)s)")
     preprocess.add_argument(
         "--threads", type=int, default=usable_processors(), metavar="N", help="beside one thread (default: all processors)"
@@ -81,12 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     services = kinds.add_parser(
         "services", **described("what a job's services take of the cores, for a sample and at rest"), epilog=_SERVICES_EPILOG
     )
-    services.add_argument(
-        "path",
-        nargs="?",
-        metavar="PATH",
-        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
-    )
+    _add_path(services)
     services.add_argument("--steps", type=int, default=60, metavar="N", help="that are measured (default: %(default)s)")
     services.add_argument("--global-batch", type=int, metavar="N", help="samples of a step (default: the job's, or 16)")
     services.add_argument("--threads", type=int, default=1, metavar="N", help="of the preprocessor (default: %(default)s)")
@@ -95,6 +85,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kind.add_argument(
             "--format", choices=("table", "json"), default="table", help="of what is printed (default: %(default)s)"
         )
+
+
+def _add_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path",
+        nargs="?",
+        metavar="PATH",
+        help="folder, file, glob or URL of shards (default: the bundled example); a source's name with --spec",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
