@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,13 @@ def found_in(run: Callable[[], object]) -> list[str]:
 )
 def test_what_would_wait_is_found_with_its_place(run: Callable[[], object], places: list[str]) -> None:
     assert found_in(run) == places
+
+
+def test_a_folder_named_headrace_does_not_make_its_files_ours() -> None:
+    """As in a clone that lies in a folder of that name, with an environment inside it."""
+    library: dict[str, Any] = {"__name__": "library"}
+    exec(compile("def run(x): return x.to('cpu'), x.cpu()", "/home/me/headrace/.venv/library.py", "exec"), library)
+    assert found_in(lambda: library["run"](LABELS)) == ["elsewhere cpu"]
 
 
 def test_it_is_found_in_a_backward_too() -> None:
