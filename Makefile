@@ -218,7 +218,7 @@ bench-ledger: setup  ## measure what 100 million committed samples take in the s
 chaos: setup  ## kill, stop and cut off random processes of a real cluster, and compare ledgers (ten minutes)
 	@$(BIN)/python -m tests.chaos --minutes 10
 
-chaos-trainer: setup  ## lose nodes of recoverable jobs at every kind of action, and compare weights and ledgers (ten minutes)
+chaos-trainer: setup  ## lose nodes of recoverable jobs, those of two processes first, and compare weights and ledgers (as many cases as ten minutes hold)
 	@$(BIN)/python -m tests.chaos_trainer --minutes 9.5
 
 verify: setup  ## compare pipelines (1,257 cases, each over gloo and over an emulation of NCCL's order, seventy minutes), FSDP ranks (877 cases, a quarter of an hour) and context parallelism (518, a minute) with one process; PART=fsdp alone

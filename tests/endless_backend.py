@@ -50,6 +50,15 @@ class EndlessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, options: Any = None) -> dist.Work:  # type: ignore[override]
         return self._begin(self._gloo.allreduce(tensors, options or dist.AllreduceOptions()))
 
+    def all_gather_single(self, output: Any, tensor: Any, options: Any) -> dist.Work:  # type: ignore[override]
+        return self._begin(self._gloo._allgather_base(output, tensor, options))
+
+    def reduce_scatter_single(self, output: Any, tensor: Any, options: Any) -> dist.Work:
+        return self._begin(self._gloo._reduce_scatter_base(output, tensor, options))
+
+    def all_to_all_single(self, output: Any, tensor: Any, received: Any, sent: Any, options: Any) -> dist.Work:  # type: ignore[override]
+        return self._begin(self._gloo.alltoall_base(output, tensor, received, sent, options))
+
     def _begin(self, of_gloo: dist.Work) -> dist.Work:
         work = _EndlessWork(of_gloo)
         with self._lock:

@@ -1,6 +1,7 @@
 """`python -m benchmarks.gpu`: checks and measures the trainer on this machine's GPUs: a table, a JSON file.
 
-Without a GPU the same checks run on the CPU with tiny shapes, and say so. That shows that they run, and whether results are
+Without a GPU the same checks run on the CPU with tiny shapes, and say so, but for those of host waits, compiled layers, pipelines
+and nodes, which are skipped. That shows that they run, and whether results are
 right; their times mean nothing.
 """
 

@@ -103,7 +103,9 @@ def run(cluster: Cluster, found: Sequence[Case], minutes: float | None = None) -
             trained, wrong = run_case(cluster, references, case)
             yield Result(case=case, trained=trained, wrong=wrong, took_s=time.monotonic() - case_began_s)
 
-    together = deque(sorted((case for case in found if not case.strikes_services), key=lambda case: -case.steps))
+    together = deque(
+        sorted((case for case in found if not case.strikes_services), key=lambda case: (-case.gpus_per_node, -case.steps))
+    )
     alone = [case for case in found if case.strikes_services]
     lanes = [results(_taken(together)) for _ in range(NUM_LANES)]
     for result in chain(results(alone), _side_by_side(lanes)):

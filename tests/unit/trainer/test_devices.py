@@ -20,6 +20,7 @@ from headrace.trainer.devices import (
     check_operations,
     check_shared_gpus,
     local_device,
+    told_if_lacking,
     warn_quadratic_attention,
     warn_unproven,
 )
@@ -173,6 +174,16 @@ def test_a_backend_that_lacks_an_operation_is_refused_by_the_name_of_both() -> N
             check_operations(group, torch.device("cpu"))
     finally:
         dist.destroy_process_group()
+
+
+def test_an_operation_that_fails_for_another_reason_is_not_taken_for_one_that_lacks() -> None:
+    with pytest.raises(RuntimeError, match="connection reset"), told_if_lacking("messages", "gloo", torch.device("cpu")):
+        raise RuntimeError("connection reset by peer")
+    refused = pytest.raises(
+        UserError, match=r"needs messages on cpu, which the backend mine lacks \(Backend mine does not support"
+    )
+    with refused, told_if_lacking("messages", "mine", torch.device("cpu")):
+        raise RuntimeError("Backend mine does not support send")
 
 
 SHAPES = MODEL_SHAPES.values()

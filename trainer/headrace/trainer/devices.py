@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -49,8 +50,8 @@ def check_gpus(local_rank: int, local_ranks: int, num_gpus: int) -> None:
     if num_ranks > num_gpus:
         raise UserError(
             f"{num_ranks} ranks on this host, but local rank {local_rank} sees {num_gpus} GPU(s), and each "
-            "rank takes the one with its number: start torchrun with --nproc-per-node of at most that, let every rank see all "
-            "GPUs (CUDA_VISIBLE_DEVICES), or take --device cpu"
+            "rank takes the one with its number: start as many as there are GPUs (torchrun's --nproc-per-node, or gpus_per_node "
+            "of --nodes), let every rank see all GPUs (CUDA_VISIBLE_DEVICES), or take --device cpu"
         )
 
 
@@ -82,16 +83,22 @@ def check_operations(group: dist.ProcessGroup, device: torch.device) -> None:
     backend lacks one of them.
     """
     for name, run in _OPERATIONS.items():
-        try:
+        with told_if_lacking(f"{name} of {group.size()} ranks", dist.get_backend(group), device):
             run(group, torch.zeros(group.size(), device=device))
-        except (RuntimeError, NotImplementedError) as err:
-            if not any(word in str(err).lower() for word in _LACKS):
-                raise
-            raise UserError(
-                f"training needs {name} of {group.size()} ranks on {device.type}, which the backend {dist.get_backend(group)} "
-                f"lacks ({str(err).splitlines()[0]}): take the release of torch that Headrace asks for, with gloo for CPUs and "
-                "NCCL for GPUs"
-            ) from err
+
+
+@contextmanager
+def told_if_lacking(operation: str, backend: str, device: torch.device) -> Iterator[None]:
+    """Turn what torch raises for an operation that a backend lacks into a UserError; other errors pass."""
+    try:
+        yield
+    except (RuntimeError, NotImplementedError) as err:
+        if not any(word in str(err).lower() for word in _LACKS):
+            raise
+        raise UserError(
+            f"training needs {operation} on {device.type}, which the backend {backend} lacks ({str(err).splitlines()[0]}): take "
+            "the release of torch that Headrace asks for, with gloo for CPUs and NCCL for GPUs"
+        ) from err
 
 
 _LACKS = ("support", "not implemented", "no backend type associated")
@@ -111,6 +118,7 @@ _OPERATIONS: dict[str, Callable[[dist.ProcessGroup, Tensor], object]] = {
     "all-reduce of the largest bytes": lambda group, numbers: dist.all_reduce(numbers.byte(), dist.ReduceOp.MAX, group=group),
     "reduce-scatter": _scatter,
     "all-gather": _gather,
+    "all-to-all": lambda group, numbers: dist.all_to_all_single(torch.empty_like(numbers), numbers, group=group),
 }
 
 

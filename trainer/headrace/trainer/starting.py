@@ -14,7 +14,7 @@ import torch.distributed as dist
 from headrace.errors import UserError
 from headrace.observability.logs import pairs
 from headrace.trainer.communicators import abort_communicators
-from headrace.trainer.devices import check_backend, check_device, check_shared_gpus
+from headrace.trainer.devices import check_backend, check_device, check_operations, check_shared_gpus
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
 from headrace.trainer.loading.session import MISSING_TIMEOUT_S
 from headrace.trainer.rank_watch import RankWatch
@@ -66,7 +66,8 @@ def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None
 def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool = False) -> Iterator[None]:
     """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets one if `alone`.
 
-    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
+    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one, and everywhere if the
+    backend lacks an operation that training needs.
 
     The backend is torch's default for the device: NCCL for GPUs, gloo for CPUs. `watch`: the result of `watched`, which aborts
     the communicators on an error (`abort_communicators`), as their waits would not end; without it, that is done here.
@@ -85,6 +86,8 @@ def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool 
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=num_ranks(), timeout=GROUP_TIMEOUT)
     try:
+        assert dist.group.WORLD is not None, "it was just made"
+        check_operations(dist.group.WORLD, device)
         yield
     except BaseException:
         if watch is None:  # else it tells the other ranks first

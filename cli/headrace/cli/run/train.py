@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("fp32", "bf16"),
         default="fp32",
-        help="of matrix products and messages; weights and optimizer are fp32 (default: %(default)s)",
+        help="of matrix products, messages and frozen weights; what learns, and the optimizer, are fp32 (default: %(default)s)",
     )
     model.add_argument(
         "--evaluate-every",

@@ -19,6 +19,9 @@ from headrace.snapshot import is_rerouted
 from headrace.v1.membership_pb2 import Formation, NodesSpec, Snapshot
 
 LEASE_S = 1.0  # a node that is silent for so long is lost: three heartbeats
+FIRST_STEP_LEASE_S = (
+    10.0  # the same until it has trained a step: it loads libraries and compiles, and may hold Python up meanwhile
+)
 LEAST_SHARE = 1e-3  # of the time of all units: one that the job's first samples do not need gets layers and a node all the same
 REJOIN_S = 3.0  # how long a new leader waits for the former one's nodes: clients retry at least once a second
 
@@ -116,6 +119,7 @@ class Membership:
     _parting: dict[str, int] = field(default_factory=dict)  # nodes that leave -> the first generation without them
     _idle: frozenset[str] = frozenset()
     _under_way: int = 0  # the newest generation under which nodes train
+    _trained: set[str] = field(default_factory=set)  # connected nodes that have trained a step
     _losses: list[str] = field(default_factory=list)  # what was lost, in words, as far as no snapshot has taken it in
     _is_saved: bool = False
 
@@ -182,6 +186,7 @@ class Membership:
     def remove(self, name: str, why: str, *, done: bool = False) -> bool:
         """Remove a node, and return whether the others still needed it. `done`: it had said that it had nothing left to do."""
         self.connected.pop(name, None)
+        self._trained.discard(name)
         self._awaited_until_s.pop(name, None)
         parts, is_in = self._parting.pop(name, 0) > 0, name in self.record.joined_generation
         self._is_saved |= done and is_in
@@ -200,6 +205,11 @@ class Membership:
         """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
+
+    def committed(self) -> None:
+        """Note that a step was committed: the nodes that train under the newest snapshot have trained one."""
+        if self._under_way == self.snapshot.generation:
+            self._trained |= self.record.joined_generation.keys() & self.connected.keys()
 
     def weigh(self, unit_seconds: Mapping[str, float]) -> None:
         """Note what a mean microbatch takes in each unit, in seconds, from which the pipelines are planned."""
@@ -231,7 +241,7 @@ class Membership:
         silent = {
             name: f"silent for {now_s - member.heard_s:.1f} s"
             for name, member in self.connected.items()
-            if now_s - member.heard_s > LEASE_S
+            if now_s - member.heard_s > (LEASE_S if name in self._trained else FIRST_STEP_LEASE_S)
         }
         absent = {name: f"not back after {REJOIN_S:.0f} s" for name, until_s in self._awaited_until_s.items() if now_s > until_s}
         return silent | absent

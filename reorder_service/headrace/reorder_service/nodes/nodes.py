@@ -232,11 +232,15 @@ class Nodes:
 
     async def _watch_nodes(self) -> None:
         """Remove nodes that are silent or absent for too long, and notice when the job fails, is cancelled or is reset."""
+        committed = self._run.cursor.committed
         while True:
             await self._clock.sleep(LOOK_S)
-            late = self._membership.late(self._clock.now_s()) if self._membership is not None else {}
-            for node, why in late.items():
-                self._remove(node, self._streams.silent(node, why))
+            if (membership := self._membership) is not None:
+                if self._run.cursor.committed > committed:
+                    membership.committed()
+                for node, why in membership.late(self._clock.now_s()).items():
+                    self._remove(node, self._streams.silent(node, why))
+            committed = self._run.cursor.committed
             if self._end_of_job():
                 self._changed.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.errors import ConflictError, UserError
-from headrace.reorder_service.nodes.membership import LEASE_S, REJOIN_S, Membership, Record
+from headrace.reorder_service.nodes.membership import FIRST_STEP_LEASE_S, LEASE_S, REJOIN_S, Membership, Record
 from headrace.reorder_service.nodes.snapshots import next_snapshot, shape, templates_of
 from headrace.v1.membership_pb2 import ModelProfile, NodesSpec, Snapshot, UnitLayers
 
@@ -42,6 +42,11 @@ class World:
             if self.membership.adopt(successor, change):
                 made.append(self.membership.snapshot)
         return made
+
+    def train(self) -> None:
+        """A step under the newest snapshot."""
+        self.membership.recovered(self.membership.snapshot.generation)
+        self.membership.committed()
 
     @property
     def nodes(self) -> list[str]:
@@ -116,11 +121,31 @@ def test_two_that_are_lost_at_once_make_one_snapshot() -> None:
 
 
 def test_a_node_is_late_after_the_lease_and_not_before(world: World) -> None:
+    world.train()
     for name in "abce":
         world.membership.hear(name, 5.0)
     world.membership.hear("d", 5.0 - LEASE_S / 2)
     assert world.membership.late(5.0) == {}
     assert world.membership.late(5.0 + 0.6 * LEASE_S) == {"d": f"silent for {1.1 * LEASE_S:.1f} s"}
+
+
+def test_a_node_may_be_silent_for_longer_until_it_has_trained_a_step(world: World) -> None:
+    """Loading libraries and compiling may hold up the thread that sends heartbeats."""
+    assert world.membership.late(FIRST_STEP_LEASE_S) == {}
+    assert world.membership.late(FIRST_STEP_LEASE_S + 0.1).keys() == set("abcde")
+    world.train()
+    world.join("f", now_s=20.0)
+    world.settle()
+    for name in "abcde":
+        world.membership.hear(name, 20.0 + 2 * LEASE_S)
+    assert world.membership.late(20.0 + 2 * LEASE_S) == {}
+    world.membership.committed()
+    assert world.membership.late(20.0 + 2 * LEASE_S) == {}, "a step of those that f joins behind"
+    world.train()
+    assert world.membership.late(20.0 + 2 * LEASE_S).keys() == {"f"}
+    world.membership.remove("f", "silent for 2.0 s")
+    world.join("f", now_s=30.0)
+    assert "f" not in world.membership.late(30.0 + 2 * LEASE_S)
 
 
 def test_a_node_that_joins_comes_in_behind_the_others_at_the_end_of_a_step(world: World) -> None:
@@ -276,6 +301,7 @@ def test_a_record_survives_and_its_nodes_come_back_or_are_lost(world: World) -> 
     after.membership.await_nodes(10.0)
     after.join(*"abc", generation=2, now_s=11.0)
     assert after.settle() == []
+    after.train()
     assert after.membership.late(10.0 + REJOIN_S) == dict.fromkeys("abc", f"silent for {REJOIN_S - 1:.1f} s")
     for name in "abc":
         after.membership.hear(name, 10.1 + REJOIN_S)

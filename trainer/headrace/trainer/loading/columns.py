@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute  # which lists are flattened by: loaded now, as it would hold up the first step for a quarter of a second
 import torch
 from numpy.typing import NDArray
 from torch import Tensor

@@ -3,7 +3,7 @@
 NCCL ignores tags, and runs the sends and receives of a communicator in the order in which a process posts them: a receive that
 is posted in front of a send holds up the send, on both sides if both do so. So no communicator is used in both directions, nor
 for activations and gradients together: every channel has its own, in which one process only sends and the other only receives,
-with gloo as with NCCL.
+with gloo as with NCCL. Nodes that may be lost are the exception: theirs share a group of gloo, and differ by tags.
 
 A channel connects two places of the topology (`PipelineTopology.number`), and so tells the messages of units that share ranks
 apart. What a process sends from one of its places to another needs no channel.
@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import Store
 
 from headrace.plan import Topology
 from headrace.schedule import Kind
+from headrace.trainer.devices import told_if_lacking
 from headrace.trainer.pipeline.gradient_flow import GradientFlow, needs_output_gradient
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.starting import GROUP_TIMEOUT
@@ -122,7 +123,8 @@ class Channels:
                 self._ends[channel] = end
                 first = torch.zeros(1, device=self._device)
                 pass_on = end.backend.send if ranks.sender == self._rank else end.backend.recv
-                self._wait(pass_on([first], end.peer, end.tag))
+                with told_if_lacking("messages between two ranks", type(end.backend).__name__, self._device):
+                    self._wait(pass_on([first], end.peer, end.tag))
 
     def _ranks(self, channel: Channel) -> ChannelRanks:
         """Return what is to carry a channel. Two ranks have at most one of each kind between the same two units."""

@@ -1,4 +1,4 @@
-"""One optimizer step of a disaggregated pipeline: forward, backward, gradient all-reduce, clipping by the norm, update."""
+"""One optimizer step of a disaggregated pipeline: forward, backward, sum of gradients, clipping by the norm, update."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PipelineStep:
         return sum(memory.forecast.total for memory in memories if memory is not None and memory.forecast is not None)
 
     def run(self, routes: Routes, feeds: Sequence[Feed], learning_rate: float) -> StepResult:
-        """Run one step: forward and backward of this process's share, gradient all-reduce, clipping and update.
+        """Run one step: forward and backward of this process's share, sum of gradients, clipping and update.
 
         `feeds`: of each of `places`. If loss or gradient is not finite, weights and optimizer state stay as they are: the update
         is skipped, or HeadraceError is raised on all processes, as the settings say. The last stages of LLM and generator then
@@ -122,7 +122,7 @@ class PipelineStep:
         return first, second
 
     def _reduce(self, target_weight: float) -> float:
-        """All-reduce, average and clip the gradients. Return their norm over all units before clipping."""
+        """Average and clip the gradients, which the replicas have summed. Return their norm over all units before clipping."""
         counted = [gradient for place in self.places for gradient in place.average(target_weight)]
         squares = torch.nn.utils.get_total_norm(counted).to(self.device).double().square()
         dist.all_reduce(squares, group=self.groups.everybody)

@@ -342,7 +342,7 @@ def build_stages(
 
     make_model: returns the whole model on the meta device, a new one for every stage, which takes it apart. bounds: layer bounds
     of the unit's parts, from `headrace.trainer.pipeline.layer_partition.bounds`. slices: the tensor-parallel group
-    (`groups.ProcessGroups.slices`), None where tp is 1. initialise: gives a stage's modules their weights for the seed.
+    (`process_groups.PlaceGroups.slices`), None where tp is 1. initialise: gives a stage's modules their weights for the seed.
     dtype: dtype of matrix products, in which frozen matrices are held.
     """
     unit = topology.units[place.unit]

@@ -3,7 +3,7 @@
 Parameters lie in buckets, of which every replica has an equal shard. A bucket's gradients are summed into the shards
 (reduce-scatter) as soon as the step's last backward has left them, while it goes on; each replica updates its shards; and the new
 weights come back (all-gather) while the next step begins, in which a layer waits for its own. So a replica sends and receives
-(n - 1) / n of the gradients and of the weights, and nothing else of either.
+(n - 1) / n of the gradients and of the weights; gradients of parameters that other groups share are summed there as well.
 """
 
 from __future__ import annotations

@@ -164,7 +164,13 @@ class MembershipClient:
             self._changed.notify_all()
 
     def _watch(self) -> None:
-        """Cancel the stream to a service that has been silent for `SILENCE_S`, so that the node rejoins."""
+        """Cancel the stream to a service that has been silent for `SILENCE_S`, so that the node rejoins.
+
+        Checks are counted, not seconds: where this process is held up, it hears nobody, and that is not the service's fault.
+        """
+        checks, heard_s = 0, self._heard_s
         while not self._closed.wait(CHECK_S):
-            if time.monotonic() - self._heard_s > SILENCE_S:
+            checks, heard_s = (checks + 1 if self._heard_s == heard_s else 0), self._heard_s
+            if checks * CHECK_S > SILENCE_S:
                 self._cancel()
+                checks = 0
