@@ -204,15 +204,21 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(headrace, cluster, tmp_pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for arguments in (
-            ["reorder", "--listen", f"127.0.0.1:{port}", "--store", f"embedded:{tmp_path / 'another'}"],
-            ["preprocessor", "--listen", f"127.0.0.1:{port}", "--reorder", cluster.endpoint],
+        reorder = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path / 'another'}"]
+        preprocessor = ["preprocessor", "--reorder", cluster.endpoint]
+        for service, option in (
+            (reorder, "--listen"),
+            (reorder, "--page"),
+            (reorder, "--metrics"),
+            (preprocessor, "--listen"),
+            (preprocessor, "--flight-port"),
         ):
-            result = headrace(*arguments)
+            result = headrace(*service, option, str(port) if option == "--flight-port" else f"127.0.0.1:{port}")
             # A log may stand above the sentence: of a service that still compiles, of pages that an earlier process left.
             sentences = [line for line in result.stderr.splitlines() if line.startswith("headrace ")]
             assert (result.returncode, len(sentences)) == (2, 1), result.stderr
-            assert "taken" in sentences[0]
+            assert f"127.0.0.1:{port}" in sentences[0]
+            assert f"give {option} another" in sentences[0]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from headrace.errors import HeadraceError
 from headrace.printable import printable
 from headrace.trainer.communicators import abort_communicators
 from headrace.trainer.hang_detection import ALARM_S, Patience, hung_job, silent_rank, who
+from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.side_channel import SideChannel, agent_has_store
 
@@ -37,6 +38,9 @@ _HOST_S = 2.0
 """How long the host of the store stays for those who have not read yet."""
 _KILL_S = 4
 """From the end of a failed rank's main thread until the kernel ends the process, whatever still waits in libraries."""
+_LATE_S = 10.0
+"""How long the ranks may take to come before it is said that they are waited for: some have to load torch first."""
+_REMIND_S = 30.0
 _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130
 
@@ -60,6 +64,7 @@ class RankWatch:
         self._ends = threading.Event()  # set once the main thread has left the block
         self._signals, self._wakeup = socket.socketpair()  # while the main thread waits in gloo, no handler runs
         self._alarmed_s = 0.0
+        self._began_s, self._reminders = time.monotonic(), LogThrottle(_REMIND_S)
         self._silent = threading.Lock()  # free until this rank has logged why the job ends
 
     def __enter__(self) -> Self:
@@ -159,12 +164,19 @@ class RankWatch:
                 if not self._ends.wait(_GRACE_S):
                     self._tell(Terminated() if signal.SIGTERM in numbers else KeyboardInterrupt())
                     self._exit(_EXIT_INTERRUPTED)
+            elif words := self._awaited():
+                log.warning("waiting for other ranks: %s", words)
             elif why := self._why():
                 first = self._settle(why)
                 abort_communicators()  # ends the main thread's wait
                 if not self._ends.wait(_GRACE_S):
                     self._say(first)
                     self._exit(_EXIT_FAILURE)
+
+    def _awaited(self) -> str:
+        """Return what is to be said now of ranks that have not come yet; empty if nothing is."""
+        now_s, words = time.monotonic(), self.channel.waits_for
+        return words if words and now_s > self._began_s + _LATE_S and self._reminders.is_due(words, now_s) else ""
 
     def _exit(self, exit_code: int) -> NoReturn:
         """End the process while its main thread is in a wait that does not end."""

@@ -92,7 +92,8 @@ class JobRun:
             if not self.cursor.is_over:
                 await self.stop()
                 try:
-                    await self._end("CANCELLED", f"job {self.name!r} was cancelled")
+                    again = f"submit it by another name, or again after `headrace job delete {self.name}`"
+                    await self._end("CANCELLED", f"job {self.name!r} was cancelled: {again}")
                 finally:
                     self.start()  # the job goes on where the store did not save its end
 
