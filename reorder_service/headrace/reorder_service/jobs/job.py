@@ -64,6 +64,12 @@ class JobRun:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def found_nothing(self) -> bool:
+        """Whether what was read of the data sets leaves nothing to train on, so that it has to be read anew once it is mended."""
+        is_empty = self.cursor.committed > 0 or self.manifest.empty_source() is not None
+        return is_empty and self.manifest.vocabulary is not None and not self.cursor.progress.samples
+
+    @property
     def generation(self) -> int:
         """Generation of the plans that ranks hold; see `Cursor.generation`."""
         return self.cursor.generation
