@@ -23,7 +23,6 @@ from headrace.errors import HeadraceError
 from headrace.printable import printable
 from headrace.trainer.communicators import abort_communicators
 from headrace.trainer.hang_detection import ALARM_S, Patience, hung_job, silent_rank, who
-from headrace.trainer.loading.log_throttle import LogThrottle
 from headrace.trainer.rank_progress import PROGRESS
 from headrace.trainer.side_channel import SideChannel, agent_has_store
 
@@ -64,7 +63,7 @@ class RankWatch:
         self._ends = threading.Event()  # set once the main thread has left the block
         self._signals, self._wakeup = socket.socketpair()  # while the main thread waits in gloo, no handler runs
         self._alarmed_s = 0.0
-        self._began_s, self._reminders = time.monotonic(), LogThrottle(_REMIND_S)
+        self._reminder_s = time.monotonic() + _LATE_S  # when to say next which ranks are waited for
         self._silent = threading.Lock()  # free until this rank has logged why the job ends
 
     def __enter__(self) -> Self:
@@ -175,8 +174,10 @@ class RankWatch:
 
     def _awaited(self) -> str:
         """Return what is to be said now of ranks that have not come yet; empty if nothing is."""
-        now_s, words = time.monotonic(), self.channel.waits_for
-        return words if words and now_s > self._began_s + _LATE_S and self._reminders.is_due(words, now_s) else ""
+        if time.monotonic() < self._reminder_s:
+            return ""
+        self._reminder_s += _REMIND_S  # however many come meanwhile
+        return self.channel.waits_for
 
     def _exit(self, exit_code: int) -> NoReturn:
         """End the process while its main thread is in a wait that does not end."""

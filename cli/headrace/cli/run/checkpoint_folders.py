@@ -13,9 +13,10 @@ log = logging.getLogger(__name__)
 
 
 def check_to_save(folder: Path) -> None:
-    """Make a folder to save checkpoints in. Raises UserError where that cannot be, or nothing can be written there.
+    """Make a folder to save checkpoints in.
 
-    A write that fails later is only logged, as training is worth more than a checkpoint of it.
+    Raises UserError where that cannot be, nothing can be written there, or something else has nearly a checkpoint's name. A write
+    that fails later is only logged, as training is worth more than a checkpoint of it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,6 +26,7 @@ def check_to_save(folder: Path) -> None:
         raise UserError(
             f"--checkpoint {folder} is no folder to save in ({err.strerror}): name one that this process may make and write"
         ) from err
+    _check_names("--checkpoint", folder)
 
 
 def check_to_resume(folder: Path) -> None:
@@ -34,6 +36,7 @@ def check_to_resume(folder: Path) -> None:
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
         raise UserError(f"--resume {folder} {what}: name the folder that --checkpoint wrote to")
+    _check_names("--resume", folder)
     try:
         complete = complete_steps(folder)
     except OSError as err:
@@ -48,3 +51,10 @@ def check_to_resume(folder: Path) -> None:
     whole = step_folder(folder, complete[-1]).name
     if newest > whole:
         log.warning("the newest checkpoint is not whole, and an older one is taken %s", pairs(newest=newest, taken=whole))
+
+
+def _check_names(option: str, folder: Path) -> None:
+    """Raise UserError for a copy of a checkpoint, such as step-00000003.old, which would be taken for one."""
+    for path in sorted(folder.glob("step-[0-9]*")):
+        if not path.name.removeprefix("step-").isdecimal():
+            raise UserError(f"{option} {folder} has {path.name}, which is no checkpoint's name: move it elsewhere")

@@ -115,7 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="save there, beside training; with --nodes at the end, or when it cannot go on (default: nowhere)",
+        help="save there, beside training (FSDP ranks wait for it); with --nodes at the end, or when it cannot go on "
+        "(default: nowhere)",
     )
     checkpoints.add_argument(
         "--checkpoint-every",

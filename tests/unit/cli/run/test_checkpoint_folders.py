@@ -37,6 +37,13 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_training(tmp_path:
             check_to_save(place)
 
 
+@pytest.mark.parametrize("check", [check_to_save, check_to_resume])
+def test_a_copy_of_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check) -> None:
+    save(tmp_path, 3).parent.rename(tmp_path / "step-00000003.old")
+    with pytest.raises(UserError, match=r"has step-00000003\.old, which is no checkpoint's name: move it elsewhere"):
+        check(tmp_path)
+
+
 def test_a_folder_with_a_whole_checkpoint_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
