@@ -280,6 +280,10 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(
     assert (row["job"], row["state"], row["committed_steps"]) == ("mine", "cancelled", 0)
     assert json.loads(here("job", "show", "mine")[1])["state"] == "cancelled"
     assert "no job 'yours'" in here("job", "show", "yours")[2]
+    refused = headrace("train", "--job", "mine", *endpoint)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    remedy = "submit it by another name, or again after `headrace job delete mine`"
+    assert f"headrace train: job 'mine' was cancelled: {remedy}\n" in refused.stderr
 
 
 @pytest.mark.slow

@@ -23,8 +23,9 @@ def check_to_save(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as err:
+        why = "a file" if folder.is_file() else err.strerror
         raise UserError(
-            f"--checkpoint {folder} is no folder to save in ({err.strerror}): name one that this process may make and write"
+            f"--checkpoint {folder} is no folder to save in ({why}): name one that this process may make and write"
         ) from err
     _check_names("--checkpoint", folder)
 

@@ -12,7 +12,7 @@ from headrace.cli.endpoint import add_endpoint
 from headrace.cli.log_format import add_log_format, add_metrics
 from headrace.cli.planning import emulate
 from headrace.cli.run.fsdp_options import add_fsdp_options, refuse_fsdp_options, settings_of, trains_fsdp
-from headrace.errors import UserError
+from headrace.errors import JobFailedError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM
 
@@ -234,7 +234,10 @@ def run(args: argparse.Namespace) -> int:
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
             topology = _pipeline(args, client.spec(job))
-        if args.resume is None and is_first and state_name(client.show(job)) == "done":
+        state = state_name(status := client.show(job))
+        if state in ("failed", "cancelled"):  # else ranks would wait for each other, and load a model, before they hear of it
+            raise JobFailedError(status.message)
+        if args.resume is None and is_first and state == "done":
             print(
                 f"headrace train: job {job!r} was done before: nothing is left to train, and this is its summary; to train "
                 f"again, give it another name, or `headrace job reset {job} --step 0` first",
