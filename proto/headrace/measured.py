@@ -45,6 +45,11 @@ class MeasuredWork:
     """Begin of each action (`Ran.begin_s`) in seconds since `origin_unix_s`; empty: not measured."""
     origin_unix_s: float = math.nan
     """Unix time of the host's clock."""
+    reduction_begin_s: float = math.nan
+    """When the stage began to wait behind its last action for the sums of its gradients over replicas, since `origin_unix_s`; of
+    the last kind of its works alone. NaN: not measured, or nothing to wait for."""
+    reduction_s: float = 0.0
+    """How long that took."""
 
     @classmethod
     def of(cls, actions: Iterable[Ran], clock_unix_s: float, *, unit: str, replica: int, stage: int, kind: Kind) -> Self:

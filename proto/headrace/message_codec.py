@@ -116,6 +116,8 @@ def measured_message(work: MeasuredWork) -> sessions_pb2.MeasuredWork:
         chunks=work.chunks,
         begins_s=work.begins_s,
         origin_unix_s=work.origin_unix_s if work.begins_s else 0.0,
+        reduction_begin_s=work.reduction_begin_s if work.reduction_s else 0.0,
+        reduction_s=work.reduction_s,
     )
 
 
@@ -141,6 +143,8 @@ def measured_value(message: sessions_pb2.MeasuredWork) -> MeasuredWork:
         chunks=array("i", message.chunks),
         begins_s=array("f", message.begins_s),
         origin_unix_s=message.origin_unix_s if message.begins_s else math.nan,
+        reduction_begin_s=message.reduction_begin_s if message.reduction_s else math.nan,
+        reduction_s=message.reduction_s,
     )
 
 

@@ -255,7 +255,10 @@ class Server:
             else:
                 port = self._server.add_insecure_port(listen)
         except RuntimeError as err:
-            raise EndpointError(f"cannot listen on {listen}: the port is taken or the address is not of this machine") from err
+            raise EndpointError(
+                f"cannot listen on {listen}: the port is taken or the address is not of this machine; give --listen another "
+                "HOST:PORT, port 0 takes a free one"
+            ) from err
         self.endpoint = f"{host}:{port}"
 
     async def start(self, *, serving: bool = True, starting: bool = False) -> None:

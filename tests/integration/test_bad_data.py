@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -70,6 +71,11 @@ def test_a_shard_that_vanishes_fails_the_job_which_goes_on_when_it_is_back(clust
         ("missing", {"sources": [{"path": "/no/such/data"}]}, "/no/such/data"),
         ("no-shards", {"sources": [{"path": str(HOSTILE / "images")}]}, "nothing that says what they show"),
         ("no-samples", {"sources": [{"path": str(HOSTILE / "tars" / "empty.tar")}]}, "no usable sample"),
+        (
+            "no-bytes",
+            {"sources": [{"path": str(HOSTILE / "tars" / "zero.tar")}]},
+            "tars/zero.tar is refused (archive_truncated: the archive has 0 bytes); `headrace inspect` shows what is wrong",
+        ),
         ("no-tokenizer", {"text": {"tokenizer": "/no/such/tokenizer.json"}}, "/no/such/tokenizer.json"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -77,8 +83,20 @@ def test_a_shard_that_vanishes_fails_the_job_which_goes_on_when_it_is_back(clust
 def test_a_job_that_cannot_begin_fails_with_a_sentence(calm, spec, name: str, fields: dict, sentence: str) -> None:
     job = calm.submit(spec(name, **fields))
     assert sentence in calm.wait_for_state(job, "failed").message
-    with pytest.raises((JobFailedError, ConflictError), match=sentence):
+    with pytest.raises((JobFailedError, ConflictError), match=re.escape(sentence)):
         calm.consume(job)
+
+
+def test_a_job_that_found_no_sample_reads_its_shards_anew_when_they_are_mended(calm, spec, tmp_path: Path) -> None:
+    shard = tmp_path / "some.tar"
+    shard.touch()
+    submitted = spec("mended", sources=[{"path": str(tmp_path)}], global_batch=2)
+    job = calm.submit(submitted)
+    assert "some.tar is refused" in calm.wait_for_state(job, "failed").message
+    shutil.copy(HOSTILE / "tars" / "good.tar", shard)
+    assert calm.submit(submitted) == job
+    assert calm.consume(job)
+    assert (status := calm.wait_for_state(job, "done")).quarantined_samples == 0, status
 
 
 @pytest.mark.slow

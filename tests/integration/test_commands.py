@@ -204,15 +204,21 @@ def test_an_empty_folder_and_a_busy_port_are_told_too(headrace, cluster, tmp_pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for arguments in (
-            ["reorder", "--listen", f"127.0.0.1:{port}", "--store", f"embedded:{tmp_path / 'another'}"],
-            ["preprocessor", "--listen", f"127.0.0.1:{port}", "--reorder", cluster.endpoint],
+        reorder = ["reorder", "--listen", "127.0.0.1:0", "--store", f"embedded:{tmp_path / 'another'}"]
+        preprocessor = ["preprocessor", "--reorder", cluster.endpoint]
+        for service, option in (
+            (reorder, "--listen"),
+            (reorder, "--page"),
+            (reorder, "--metrics"),
+            (preprocessor, "--listen"),
+            (preprocessor, "--flight-port"),
         ):
-            result = headrace(*arguments)
+            result = headrace(*service, option, str(port) if option == "--flight-port" else f"127.0.0.1:{port}")
             # A log may stand above the sentence: of a service that still compiles, of pages that an earlier process left.
             sentences = [line for line in result.stderr.splitlines() if line.startswith("headrace ")]
             assert (result.returncode, len(sentences)) == (2, 1), result.stderr
-            assert "taken" in sentences[0]
+            assert f"127.0.0.1:{port}" in sentences[0]
+            assert f"give {option} another" in sentences[0]
 
 
 @pytest.mark.slow
@@ -274,6 +280,10 @@ def test_jobs_are_submitted_listed_shown_and_cancelled(
     assert (row["job"], row["state"], row["committed_steps"]) == ("mine", "cancelled", 0)
     assert json.loads(here("job", "show", "mine")[1])["state"] == "cancelled"
     assert "no job 'yours'" in here("job", "show", "yours")[2]
+    refused = headrace("train", "--job", "mine", *endpoint)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    remedy = "submit it by another name, or again after `headrace job delete mine`"
+    assert f"headrace train: job 'mine' was cancelled: {remedy}\n" in refused.stderr
 
 
 @pytest.mark.slow

@@ -74,7 +74,7 @@ def test_two_ranks_that_share_sequences_train_as_one_process_does(calm, spec, tm
 @pytest.mark.parametrize(
     ("execution", "ranks", "world", "options", "sentence"),
     [
-        (FSDP, 2, 3, [], "is planned for 2 FSDP ranks, and there are 3: start 2 processes, or plan it anew with"),
+        (FSDP, 2, 3, [], "is planned for 2 FSDP ranks, and there are 3: start 2 processes by torchrun, or plan it anew with"),
         ({"trainer": "pipeline"}, 2, 2, ["--fsdp"], "says trainer: pipeline in its execution, and --fsdp is for jobs with"),
         slow({}, 2, 2, ["--fsdp"], "says no trainer in its execution, and --fsdp is for jobs with"),
         slow(FSDP, 2, 2, ["--shard-ranks", "3"], "--shard-ranks is 3, which does not divide the 2 ranks"),

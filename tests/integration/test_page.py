@@ -114,6 +114,59 @@ def test_a_pipeline_is_seen_as_it_ran(cluster: Any, spec: Any, tmp_path: Path) -
     assert ends["llm"]["backward", 0] < ends["encoder"]["backward", 0], "clocks of two processes agree"
 
 
+@pytest.mark.parametrize(
+    ("name", "topology", "execution", "units", "rows"),
+    [
+        (
+            "fsdp-as-it-ran",
+            {"stages": {"vision": 1, "audio": 1, "llm": 1}},
+            {"trainer": "fsdp"},
+            None,
+            {
+                f"rank {rank}": [f"{unit} forward" for unit in ("vision", "audio", "llm")]
+                + [f"{unit} backward" for unit in ("llm", "audio", "vision")]
+                for rank in (0, 1)
+            },
+        ),
+        (
+            "reduction-as-it-ran",
+            {"stages": {"encoder": 1, "llm": 1}},
+            {},
+            {"encoder": {"dp": 2, "on": "llm"}, "llm": {"dp": 2}},
+            {
+                f"replica {replica} {unit}": [f"{unit} forward", f"{unit} backward", f"{unit} reduction"]
+                for replica in (0, 1)
+                for unit in ("encoder", "llm")
+            },
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_ranks_with_all_units_and_sums_of_gradients_are_seen_as_they_ran(
+    cluster: Any, spec: Any, tmp_path: Path, name: str, topology: Any, execution: Any, units: Any, rows: dict[str, list[str]]
+) -> None:
+    cluster.start_reorder("--page", "127.0.0.1:0")
+    cluster.add_preprocessors(1)
+    topology = {"replicas": 2, "microbatches": 1, **topology}
+    job = cluster.submit(spec(name, steps=2, global_batch=8, topology=topology, execution=execution))
+    with ProcessGroup() as group:
+        processes = start(group, cluster, job, tmp_path, units, 2, 2)
+        assert wait(processes) == [0] * 2, processes[0].last_words()
+    url = re.search(r"page url=(\S+)/", (tmp_path / "reorder.log").read_text())
+    assert url is not None
+    with urllib.request.urlopen(f"{url[1]}/api/jobs/{job}/timeline", timeout=30) as reply:
+        told = json.load(reply)
+    ran = {row["name"]: row["actions"] for row in told["measured_rows"]}
+    assert list(ran) == list(rows)
+    for row, actions in ran.items():
+        seen = [f"{action['unit']} {action['kind']}" for action in actions]
+        assert seen == [phase for phase in rows[row] if phase in seen], "a rank may have no sample of an encoder"
+        assert set(rows[row]) - set(seen) <= {"vision forward", "vision backward", "audio forward", "audio backward"}
+        times = [action[end] for action in actions for end in ("begin_s", "end_s")]
+        assert times == sorted(times), "one after the other"
+    assert told["aligned_by"] == "clock"
+
+
 def test_what_can_be_seen_of_refused_samples_is_shown(cluster: Any, spec: Any, tmp_path: Path) -> None:
     """Every hostile image and recording through real processes: found by headers, when decoded, and by a rank at its commit."""
     data = tmp_path / "data"

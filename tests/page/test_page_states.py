@@ -188,6 +188,24 @@ def test_a_step_as_run_says_what_its_rows_are_aligned_by(browser: Browser, servi
             sound(page, checks)
 
 
+def test_the_wait_for_sums_of_gradients_is_told_from_computing(browser: Browser, service: Service, checks: str) -> None:
+    timeline = service.documents["api/jobs/web-and-charts/timeline"]
+    backward = {"kind": "backward", "microbatch": 0, "unit": "llm", "begin_s": 0.0, "end_s": 0.4}
+    reduction = {"kind": "reduction", "unit": "llm", "begin_s": 0.4, "end_s": 0.8}
+    timeline["measured_rows"] = [{"name": "llm", "actions": [backward, reduction]}]
+    with browser.page(LOOKS["light"]) as page:
+        page.open(f"{service.url}/{RUNNING}/timeline")
+        shows(page, "llm sums of gradients")
+        shows(page, "From the first action to the last it took 400 ms, of which rows computed nothing for 0%")
+        page.evaluate("document.getElementById('timeline-run').focus()")
+        page.press("End", 2)
+        said = "document.getElementById('timeline-run').getAttribute('aria-valuetext')"
+        page.until(f"{said}?.startsWith('llm: llm sums of gradients, ')")
+        for look in LOOKS.values():
+            page.look_as(look)
+            sound(page, checks)
+
+
 def test_numbers_are_written_as_they_are_read(browser: Browser, service: Service) -> None:
     with browser.page(LOOKS["light"]) as page:
         page.open(service.url)

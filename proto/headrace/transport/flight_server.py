@@ -89,7 +89,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             super().__init__(location(listen, tls=papers is not None), **_secured(papers))
         except pa.ArrowException as err:
             raise EndpointError(
-                f"cannot listen on {listen}: the port is taken or not of this machine; --flight-port names another"
+                f"cannot listen on {listen} for Arrow Flight: the port is taken or the address is not of this machine; give "
+                "--flight-port another, 0 takes a free one"
             ) from err
 
     def do_get(self, context: flight.ServerCallContext, ticket: flight.Ticket) -> flight.RecordBatchStream:

@@ -244,7 +244,7 @@ class CommitRequest(_message.Message):
     def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ..., rejections: _Optional[_Iterable[_Union[_common_pb2.Rejection, _Mapping]]] = ..., loss: _Optional[float] = ..., step_s: _Optional[float] = ..., data_wait_s: _Optional[float] = ..., wait: _Optional[bool] = ..., measured: _Optional[_Iterable[_Union[MeasuredWork, _Mapping]]] = ..., content: _Optional[int] = ...) -> None: ...
 
 class MeasuredWork(_message.Message):
-    __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds", "chunks", "begins_s", "origin_unix_s")
+    __slots__ = ("unit", "replica", "stage", "kind", "microbatches", "seconds", "chunks", "begins_s", "origin_unix_s", "reduction_begin_s", "reduction_s")
     UNIT_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +254,8 @@ class MeasuredWork(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     BEGINS_S_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_BEGIN_S_FIELD_NUMBER: _ClassVar[int]
+    REDUCTION_S_FIELD_NUMBER: _ClassVar[int]
     unit: str
     replica: int
     stage: int
@@ -263,7 +265,9 @@ class MeasuredWork(_message.Message):
     chunks: _containers.RepeatedScalarFieldContainer[int]
     begins_s: _containers.RepeatedScalarFieldContainer[float]
     origin_unix_s: float
-    def __init__(self, unit: _Optional[str] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., chunks: _Optional[_Iterable[int]] = ..., begins_s: _Optional[_Iterable[float]] = ..., origin_unix_s: _Optional[float] = ...) -> None: ...
+    reduction_begin_s: float
+    reduction_s: float
+    def __init__(self, unit: _Optional[str] = ..., replica: _Optional[int] = ..., stage: _Optional[int] = ..., kind: _Optional[int] = ..., microbatches: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., chunks: _Optional[_Iterable[int]] = ..., begins_s: _Optional[_Iterable[float]] = ..., origin_unix_s: _Optional[float] = ..., reduction_begin_s: _Optional[float] = ..., reduction_s: _Optional[float] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("committed", "missing")

@@ -119,8 +119,9 @@ class ReorderService:
         self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str, *, peer: str = "") -> JobRun:
-        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed. `peer`: who does,
-        for the log; empty: this process itself.
+        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed; one that has found
+        no usable sample begins anew, as its shards have been mended since. `peer`: who does, for the log; empty: this process
+        itself.
 
         Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
         ConflictError where the name belongs to a job with another spec or to one whose record cannot be read, and LimitError
@@ -145,6 +146,9 @@ class ReorderService:
             run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
+        if run.cursor.state == "FAILED" and run.found_nothing:
+            await self.delete(spec.name)
+            return await self.submit(spec_json, peer=peer)
         await run.resubmit()
         return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,44 @@ def test_an_address_that_is_none(
 @pytest.mark.parametrize("option", ["--threads", "--budget-mib", "--decode-mib", "--cache-gib"])
 def test_an_amount_that_is_none(capsys: pytest.CaptureFixture[str], option: str) -> None:
     assert f"headrace preprocessor: {option} must be at least 1, got -1" in answer(capsys, "preprocessor", option, "-1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"RANK": "one", "WORLD_SIZE": "2"}, "RANK is 'one' in the environment, and must be a whole number from 0 on"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK is '-1' in the environment, and must be a whole number from 0 on"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two' in the environment, and must be a whole number from 1 on"),
+        ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE is '0' in the environment, and must be a whole number from 1 on"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 in the environment, but WORLD_SIZE says that there are 2: ranks count"),
+        ({"RANK": "1"}, "RANK is 1 in the environment, but WORLD_SIZE says that there is 1: ranks count from 0"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 in the environment, but RANK is not set: each process needs its own, 0 to 1"),
+    ],
+)
+def test_a_rank_that_is_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    said = answer(capsys, "train", "--job", "x", "--endpoint", "127.0.0.1:1")
+    assert f"headrace train: {sentence}" in said
+    assert "torchrun" in said
+
+
+def test_commands_that_have_no_ranks_do_not_mind_the_variables_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    assert main(["experiment", "--list"]) == 0
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a" * 300, "prüfung", "-begins-otherwise", "two words", "line\nend"])
+def test_a_name_that_no_job_can_have(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (here / "job.yaml").write_text(json.dumps({"name": name, "sources": [{"path": "."}]}))
+    said = answer(capsys, "inspect", "--spec", "job.yaml")
+    assert "job.yaml: name: must be at most 63 letters, digits, '.', '_' or '-', beginning with a letter or digit, got" in said
+
+
+def test_a_name_may_have_capitals(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "job.yaml").write_text("name: My-Job_1.a\nsources: [{path: nowhere}]\n")
+    assert "nowhere" in answer(capsys, "inspect", "--spec", "job.yaml"), "the name is taken: what is wrong is the path"

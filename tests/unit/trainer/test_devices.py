@@ -128,7 +128,8 @@ def test_ranks_learn_of_each_others_gpus_before_they_join(monkeypatch: pytest.Mo
     for name, value in {"is_available": True, "device_count": 1, "set_device": None, "get_device_properties": Gpu()}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, number in {"RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, number)
     joining: Any = watch
     with pytest.raises(UserError, match=r"^ranks 0 and 1 have the same GPU \(b\)"), process_group(GPU, joining):
         pass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace.errors import UserError
+from headrace.launcher_variables import local_num_ranks, local_rank
 from headrace.model_shape import ModelShape
 from headrace.observability.logs import pairs
 from headrace.trainer.collectives import all_gather, reduce_scatter
@@ -28,8 +28,8 @@ def local_device(name: str = "auto") -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError(f"--device {name}, but torch finds no GPU here: take --device cpu, or a build of torch with CUDA")
-    number = int(os.environ.get("LOCAL_RANK", "0"))
-    check_gpus(number, int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count())
+    number = local_rank()
+    check_gpus(number, local_num_ranks(), torch.cuda.device_count())
     return torch.device("cuda", number)
 
 

@@ -37,6 +37,9 @@ _HOST_S = 2.0
 """How long the host of the store stays for those who have not read yet."""
 _KILL_S = 4
 """From the end of a failed rank's main thread until the kernel ends the process, whatever still waits in libraries."""
+_LATE_S = 10.0
+"""How long the ranks may take to come before it is said that they are waited for: some have to load torch first."""
+_REMIND_S = 30.0
 _EXIT_FAILURE = 1
 _EXIT_INTERRUPTED = 130
 
@@ -60,6 +63,7 @@ class RankWatch:
         self._ends = threading.Event()  # set once the main thread has left the block
         self._signals, self._wakeup = socket.socketpair()  # while the main thread waits in gloo, no handler runs
         self._alarmed_s = 0.0
+        self._reminder_s = time.monotonic() + _LATE_S  # when to say next which ranks are waited for
         self._silent = threading.Lock()  # free until this rank has logged why the job ends
 
     def __enter__(self) -> Self:
@@ -159,12 +163,21 @@ class RankWatch:
                 if not self._ends.wait(_GRACE_S):
                     self._tell(Terminated() if signal.SIGTERM in numbers else KeyboardInterrupt())
                     self._exit(_EXIT_INTERRUPTED)
+            elif words := self._awaited():
+                log.warning("waiting for other ranks: %s", words)
             elif why := self._why():
                 first = self._settle(why)
                 abort_communicators()  # ends the main thread's wait
                 if not self._ends.wait(_GRACE_S):
                     self._say(first)
                     self._exit(_EXIT_FAILURE)
+
+    def _awaited(self) -> str:
+        """Return what is to be said now of ranks that have not come yet; empty if nothing is."""
+        if time.monotonic() < self._reminder_s:
+            return ""
+        self._reminder_s += _REMIND_S  # however many come meanwhile
+        return self.channel.waits_for
 
     def _exit(self, exit_code: int) -> NoReturn:
         """End the process while its main thread is in a wait that does not end."""

@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from headrace.errors import UserError
+from headrace.launcher_variables import meeting_place
 from headrace.trainer.rank_progress import PROGRESS, ProgressReport
 
 BEAT_S = 0.5
@@ -24,7 +26,7 @@ BEAT_S = 0.5
 MEET_TIMEOUT = timedelta(minutes=30)
 """How long a rank looks for the store, and for each request that waits for a key."""
 
-_FAILURE, _ALARM, _JOINED, _DONE, _GONE = "failure", "alarm", "joined", "done", "gone"
+_FAILURE, _ALARM, _JOINED, _DONE, _GONE, _RANKS = "failure", "alarm", "joined", "done", "gone", "ranks"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class SideChannel:
 
     def __init__(self, rank: int, num_ranks: int) -> None:
         self._rank, self._num_ranks = rank, num_ranks
+        self._place = meeting_place()
         self._heeded = range(1, num_ranks) if rank == 0 else (0,)
         self.hosts = rank == 0 and not agent_has_store()
         """Whether the store lives in this process."""
@@ -73,6 +76,7 @@ class SideChannel:
         self.has_said_done = False
         """Whether the store has it that this rank has trained all steps."""
         self._store: Store | None = None
+        self._refusal: UserError | None = None
         self._connected = threading.Event()
         self._said: dict[str, str] = {}  # words to be written, by key
         self._counts: list[str] = [_JOINED]  # counters to be raised by one
@@ -84,8 +88,14 @@ class SideChannel:
         self._thread.start()
 
     def store(self) -> Store:
-        """Return a connection to the store for torch.distributed, once there is one. Raises DistNetworkError if there is none."""
+        """Return a connection to the store for torch.distributed, once there is one.
+
+        Raises UserError if this rank cannot host it, or was told of another number of ranks than others, and DistNetworkError if
+        there is none.
+        """
         self._connected.wait()
+        if self._refusal is not None:
+            raise self._refusal
         if self._store is None:
             raise dist.DistNetworkError(self.news.lost)
         return self._store
@@ -111,6 +121,19 @@ class SideChannel:
         with self._exchanged:
             self._exchanged.wait(timeout_s)
 
+    @property
+    def waits_for(self) -> str:
+        """What keeps the ranks from beginning, and the remedy, in words; empty once all are here."""
+        host, port = self._place
+        if self.news.num_joined == self._num_ranks or self.news.lost:
+            return ""
+        if self._store is None:
+            return f"nobody answers at {host}:{port}, where rank 0 is to be: start it, with the same MASTER_ADDR and MASTER_PORT"
+        return (
+            f"{self.news.num_joined} of {self._num_ranks} ranks are at {host}:{port}: start the others with the same "
+            "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, and a RANK of their own, as torchrun does"
+        )
+
     def close(self) -> None:
         """End the thread after a last exchange."""
         self._ends = True
@@ -130,18 +153,11 @@ class SideChannel:
 
     def _run(self) -> None:
         try:
-            store = TCPStore(
-                os.environ.get("MASTER_ADDR", "127.0.0.1"),
-                int(os.environ.get("MASTER_PORT", "29500")),
-                self._num_ranks,
-                self.hosts,
-                timeout=MEET_TIMEOUT,
-                wait_for_workers=False,
-                multi_tenant=self.hosts,
-            )
+            store = self._meet()
             clone = store.clone()  # type: ignore[attr-defined]  # a connection's requests wait for each other
             attempt = _attempt()
             self._store, own = PrefixStore(attempt, store), PrefixStore(f"{attempt}/side channel", clone)
+            self._refusal = self._odd_number(own)
             self._connected.set()
             for key in (_FAILURE, _ALARM):
                 own.compare_set(key, "", "")
@@ -153,10 +169,45 @@ class SideChannel:
                     if not (self._ends or self._said or self._counts):
                         self._changed.wait(BEAT_S)
             self._exchange(own)
+        except UserError as err:
+            self._refusal, self.news = err, replace(self.news, lost=str(err))
+            self._connected.set()
+            self._notify()
         except Exception as err:  # of any kind: whoever watches takes it for the loss of the store
             self.news = replace(self.news, lost=str(err) or repr(err))
             self._connected.set()
             self._notify()
+
+    def _meet(self) -> TCPStore:
+        """Return a connection to the store, which rank 0 hosts. Raises UserError where it cannot."""
+        host, port = self._place
+        try:
+            return TCPStore(
+                host,
+                port,
+                self._num_ranks,
+                self.hosts,
+                timeout=MEET_TIMEOUT,
+                wait_for_workers=False,
+                multi_tenant=self.hosts,
+            )
+        except dist.DistNetworkError as err:
+            if not self.hosts or "EADDRINUSE" not in str(err):
+                raise
+            raise UserError(
+                f"rank 0 cannot listen at {host}:{port}, where the ranks meet, as that port is taken: give all ranks another "
+                "MASTER_PORT (torchrun: --master-port); if another process of this job has it, give each a RANK of its own"
+            ) from err
+
+    def _odd_number(self, store: Store) -> UserError | None:
+        """Return the error of a rank that was told of another number of ranks than the first one that came, if it was."""
+        said = store.compare_set(_RANKS, "", str(self._num_ranks)).decode()
+        if said == str(self._num_ranks):
+            return None
+        return UserError(
+            f"this rank was started with WORLD_SIZE {self._num_ranks}, and another one with WORLD_SIZE {said}: start all ranks "
+            "with the same"
+        )
 
     def _exchange(self, store: Store) -> None:
         with self._changed:

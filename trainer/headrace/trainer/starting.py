@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +11,8 @@ import torch
 import torch.distributed as dist
 
 from headrace.errors import UserError
+from headrace.launcher_variables import num_ranks as num_ranks
+from headrace.launcher_variables import rank as rank
 from headrace.observability.logs import pairs
 from headrace.trainer.communicators import abort_communicators
 from headrace.trainer.devices import check_backend, check_device, check_operations, check_shared_gpus
@@ -40,16 +41,6 @@ def check_fresh(job: str, step: int, *, allowed: bool) -> None:
             f"with a pipeline or --nodes), train it anew after `headrace job reset {job} --step 0`, or take --fresh-weights"
         )
     log.warning("weights are fresh, and the job goes on %s", pairs(job=job, from_step=step))
-
-
-def rank() -> int:
-    """Return this process's rank as set by torchrun; 0 without torchrun."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def num_ranks() -> int:
-    """Return the number of ranks as set by torchrun; 1 without torchrun."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 @contextmanager

@@ -146,8 +146,8 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
     from headrace.cli.demo.demo_services import start_services
     from headrace.cli.planning.problem import count
     from headrace.cli.watch.summary import summarise
-    from headrace.errors import UnavailableError
-    from headrace.jobs_client import JobsClient
+    from headrace.errors import JobFailedError, UnavailableError
+    from headrace.jobs_client import JobsClient, state_name
     from headrace.processes import Process, ProcessGroup, torchrun_environments
 
     with tempfile.TemporaryDirectory(prefix="headrace-demo-") as store, ProcessGroup() as group:
@@ -169,7 +169,9 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
             while any(rank.exit_code() is None for rank in ranks) and not any(rank.exit_code() for rank in ranks):
                 services.look_after(display.say)
                 with contextlib.suppress(UnavailableError):  # the service is only busy: its process lives
-                    display.update(client.show(job))
+                    display.update(status := client.show(job))
+                    if state_name(status) == "failed":  # trainers that still start would take half a minute to notice it
+                        raise JobFailedError(status.message)
                 time.sleep(POLL_S)
             for rank in ranks:
                 _check_trainer(rank, client, job)

@@ -15,6 +15,7 @@ from types import FrameType
 from headrace.child_process import with_parent_death_signal
 from headrace.cli.run.processors import shares
 from headrace.errors import UserError
+from headrace.launcher_variables import local_num_ranks, local_rank
 from headrace.spec import read_yaml
 
 POLL_S = 0.05
@@ -39,8 +40,8 @@ def own_process(gpus_per_node: int) -> int | None:
         return 0
     if "LOCAL_RANK" not in os.environ:
         return None
-    number, count = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", str(gpus_per_node)))
-    if count != gpus_per_node or not 0 <= number < count:
+    number, count = local_rank(), local_num_ranks() if "LOCAL_WORLD_SIZE" in os.environ else gpus_per_node
+    if count != gpus_per_node or number >= count:
         raise UserError(
             f"process {number} of {count} on this host, but the nodes' spec has gpus_per_node {gpus_per_node}: start as many, or "
             "none, as `headrace train --nodes` starts them itself where LOCAL_RANK is not set"

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 
 from headrace.cli.run.control_group import limits
+from headrace.errors import UserError
+from headrace.launcher_variables import local_num_ranks
 
 
 def usable_processors(root: Path = Path("/")) -> int:
@@ -26,7 +28,11 @@ def share_processors() -> None:
     default, those of torch's OpenMP spin for milliseconds and take the processor from the threads they wait for, which makes a
     step forty times as long where others work beside it.
     """
-    for name, threads in _threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).items():
+    try:
+        count = local_num_ranks()
+    except UserError:  # `headrace train` says it; all other commands have no use for it
+        count = 1
+    for name, threads in _threads(count).items():
         os.environ.setdefault(name, threads)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("KMP_BLOCKTIME", "0")  # the same for builds of torch with LLVM's or Intel's OpenMP

@@ -12,7 +12,7 @@ from headrace.cli.endpoint import add_endpoint
 from headrace.cli.log_format import add_log_format, add_metrics
 from headrace.cli.planning import emulate
 from headrace.cli.run.fsdp_options import add_fsdp_options, refuse_fsdp_options, settings_of, trains_fsdp
-from headrace.errors import UserError
+from headrace.errors import JobFailedError, UserError
 from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM
 
@@ -115,7 +115,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint",
         type=Path,
         metavar="DIR",
-        help="save there, beside training; with --nodes at the end, or when it cannot go on (default: nowhere)",
+        help="save there, beside training (FSDP ranks wait for it); with --nodes at the end, or when it cannot go on "
+        "(default: nowhere)",
     )
     checkpoints.add_argument(
         "--checkpoint-every",
@@ -168,12 +169,14 @@ def run(args: argparse.Namespace) -> int:
     emulate.refuse_options(args)
     import os
 
+    from headrace.cli.run.checkpoint_folders import check_to_resume, check_to_save
     from headrace.cli.run.node_processes import own_process, processes_in, run_node
     from headrace.cli.run.trainjob_progress import progress_told
     from headrace.cli.watch.submission import read_spec
     from headrace.cli.watch.summary import print_summary, summarise
     from headrace.cluster_token import await_token_file
     from headrace.jobs_client import JobsClient, state_name
+    from headrace.launcher_variables import rank
     from headrace.observability import metrics, tracing
     from headrace.observability.logs import configure_logging
     from headrace.transport import base
@@ -201,6 +204,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dropout is not None and not 0 <= args.dropout < 1:
         raise UserError(f"--dropout must be from 0 to below 1, got {args.dropout:g}")
     refuse_fsdp_options(args)
+    is_first = rank() == 0
     configure_logging("trainer", args.log_format)
     await_token_file()
     node = args.node or f"{args.host}:{os.getpid()}"
@@ -223,12 +227,22 @@ def run(args: argparse.Namespace) -> int:
         topology = None if args.nodes or fsdp else _pipeline(args, spec)
         if topology is None and args.nodes is None and not fsdp and (args.checkpoint or args.resume):
             raise UserError("--checkpoint and --resume go with a pipeline (`trainer: pipeline`, --topology), --fsdp or --nodes")
+        if args.checkpoint is not None:
+            check_to_save(args.checkpoint)
+        if args.resume is not None:
+            check_to_resume(args.resume)
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
             topology = _pipeline(args, client.spec(job))
-        if args.resume is None and os.environ.get("RANK", "0") == "0" and state_name(client.show(job)) == "done":
-            words = "nothing is left to train, and this is its summary; give it another name to train again"
-            print(f"headrace train: job {job!r} was done before: {words}", file=sys.stderr)
+        state = state_name(status := client.show(job))
+        if state in ("failed", "cancelled"):  # else ranks would wait for each other, and load a model, before they hear of it
+            raise JobFailedError(status.message)
+        if args.resume is None and is_first and state == "done":
+            print(
+                f"headrace train: job {job!r} was done before: nothing is left to train, and this is its summary; to train "
+                f"again, give it another name, or `headrace job reset {job} --step 0` first",
+                file=sys.stderr,
+            )
         transports = base.TRANSPORTS if args.transport == "auto" else (args.transport,)
         exported = metrics.exported(metrics_of_rank(args.metrics), metrics.TRAINER)
         with exported, tracing.exported("trainer"), progress_told(args.endpoint, job):
@@ -273,7 +287,7 @@ def run(args: argparse.Namespace) -> int:
                 train(args.endpoint, optimizer=optimizer, dropout=args.dropout or 0.0, **options)
             else:
                 train_pipeline(args.endpoint, topology=topology, **saving, **options)
-        if os.environ.get("RANK", "0") == "0":
+        if is_first:
             print_summary(summarise(client, job), args.format)
     return 0
 
@@ -330,11 +344,10 @@ def _in_words(stages: Mapping[str, int]) -> str:
 
 def metrics_of_rank(listen: str) -> str:
     """Return where this rank serves metrics: `listen` with the local rank added to a port other than 0. Raises EndpointError."""
-    import os
-
+    from headrace.launcher_variables import local_rank
     from headrace.rpc import check_endpoint
 
     if not listen or check_endpoint(listen).endswith(":0"):
         return listen
     host, _, port = listen.rpartition(":")
-    return f"{host}:{int(port) + int(os.environ.get('LOCAL_RANK', '0'))}"
+    return f"{host}:{int(port) + local_rank()}"

@@ -22,6 +22,7 @@ from typing import Any
 
 from headrace.errors import HeadraceError
 from headrace.jobs_client import JobsClient, state_name
+from headrace.launcher_variables import rank
 from headrace.observability.logs import pairs
 from headrace.v1.jobs_pb2 import JobStatus
 
@@ -60,7 +61,7 @@ def progress_told(endpoint: str, job: str, every_s: float = EVERY_S) -> Iterator
 
     `endpoint`: of the reorder service. What goes wrong is logged, and training goes on.
     """
-    if not os.environ.get(SERVER_URL) or os.environ.get("RANK", "0") != "0":
+    if not os.environ.get(SERVER_URL) or rank() != 0:
         yield
         return
     over, teller = threading.Event(), _Teller(endpoint, job)

@@ -59,7 +59,7 @@ class GlobalBatches:
         Must be called once the shards are listed. Raises JobFailedError where a source has no usable sample.
         """
         size = self._spec.global_batch
-        with _to_be_inspected():
+        with self._to_be_inspected():
             self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
         self._known_shares = self._order.shares
         self._num_samples = self.num_steps = 0
@@ -75,7 +75,7 @@ class GlobalBatches:
             return []
         ends = [end for end in (self._num_samples, self._limit) if end]
         stop = min([(step + 1) * self._spec.global_batch, *ends])
-        with _to_be_inspected():
+        with self._to_be_inspected():
             shards = self._order.to_count(stop, None if self.num_steps else self._epochs, ahead)
         if not self.num_steps:
             self._find_end()
@@ -132,11 +132,14 @@ class GlobalBatches:
         total = sum(weights) or 1.0
         return [weight / total for weight in weights]
 
-
-@contextmanager
-def _to_be_inspected() -> Iterator[None]:
-    """Turn the ValueError about a source without samples into a JobFailedError that says how to find out why."""
-    try:
-        yield
-    except ValueError as err:
-        raise JobFailedError(f"{err}; `headrace inspect` shows why its samples are refused") from err
+    @contextmanager
+    def _to_be_inspected(self) -> Iterator[None]:
+        """Turn the ValueError about a source without samples into a JobFailedError that says why, and how to find out more."""
+        try:
+            yield
+        except ValueError as err:
+            empty = self._manifest.empty_source()
+            if empty is None:
+                raise JobFailedError(str(err)) from err
+            why = self._manifest.why_empty(empty)
+            raise JobFailedError(f"{err}: {why}; `headrace inspect` shows what is wrong with each") from err

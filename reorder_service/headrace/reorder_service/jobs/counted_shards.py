@@ -14,7 +14,7 @@ from headrace.errors import JobFailedError
 from headrace.manifest import UNCOUNTED, ShardTable, Vocabulary
 from headrace.message_codec import rejection_value, shard_message, shard_table, vocabulary_value
 from headrace.observability import metrics
-from headrace.quarantine import Reason
+from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.jobs import fleet_messages
 from headrace.reorder_service.order.global_order import GlobalOrder, Int64, SourceShards
 from headrace.reorder_service.order.mixture import Weights
@@ -43,6 +43,8 @@ class CountedShards:
         self.num_rows = num_rows
         self.message = functools.lru_cache(maxsize=_MESSAGES)(self._message)
         """Returns the message of a shard by its number. Cached, since all orders of a step have the same few shards."""
+        self.refused: dict[int, tuple[int, Rejected]] = {}
+        """Of each source the first shard that was found to have no row, and what is wrong with it, as far as that is known."""
         self._spec = spec
 
     def _message(self, shard: int) -> Shard:
@@ -69,6 +71,19 @@ class CountedShards:
         counts = np.zeros(len(self._spec.sources), np.int64)
         np.add.at(counts, self.shards.sources, self.num_rows.clip(min=0))
         return counts
+
+    def empty_source(self) -> int | None:
+        """Return the number of a source all of whose shards are counted and have no row; None where there is none."""
+        numbers = range(len(self._spec.sources))
+        return next((number for number in numbers if not self.num_rows[self.shards.sources == number].any()), None)
+
+    def why_empty(self, source: int) -> str:
+        """Return why such a source has no row, in words that name a file."""
+        shards = np.flatnonzero(self.shards.sources == source)
+        first, damage = self.refused.get(source, (int(shards[0]), None))
+        what = "has no row" if damage is None else f"is refused ({damage.reason}: {damage.detail})"
+        more = f", and {len(shards) - 1} more shards have no row" if len(shards) > 1 else ""
+        return f"{self.shards[first].url} {what}{more}"
 
     def order(self, changes: Sequence[tuple[int, Weights]] = ()) -> GlobalOrder:
         """Return the global order of the shards; it takes in what is counted later.
@@ -146,6 +161,8 @@ class Manifest(CountedShards):
         rejected = [rejection_value(item) for item in reply.rejections]
         await self._store.save_index(self._job, shard, reply.num_samples, rejected)
         self.num_rows[shard] = reply.num_samples
+        if rejected and not reply.num_samples:
+            self.refused.setdefault(self.source_number(shard), (shard, rejected[0]))
         for item in rejected:
             self.damaged[item.reason] += 1
             metrics.QUARANTINED_SAMPLES.labels(item.reason).inc()

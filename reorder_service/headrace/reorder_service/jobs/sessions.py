@@ -300,8 +300,8 @@ class Sessions:
             if time.monotonic() > deadline_s:
                 raise ConflictError(
                     f"another process is connected as rank {rank} of {session.num_ranks} of job {self._job!r}: stop it, or "
-                    "give each data-parallel rank its own rank= and num_ranks= (tensor-, context- and pipeline-parallel ranks "
-                    "share one: give mesh= or parallel= to connect)"
+                    "give each data-parallel rank its own, `headrace train` by torchrun, connect by rank= and num_ranks= "
+                    "(tensor-, context- and pipeline-parallel ranks share one: give mesh= or parallel= to connect)"
                 )
             await asyncio.sleep(VACANT_POLL_S)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from headrace.measured import ALL_UNITS, MeasuredWork
 from headrace.reorder_service.jobs.planned_step import PlannedStep
@@ -13,7 +13,9 @@ from headrace.reorder_service.page.timeline_rows import MOST_ACTIONS, Row, actio
 
 BY_CLOCK, BY_FIRST_ACTION = "clock", "first_action"
 ALL_KINDS = "whole"
-"""The kind of what a rank with all units says: forward and backward of a microbatch together."""
+"""The kind of what a rank with all units says of them together: forward and backward of a microbatch."""
+REDUCTION = "reduction"
+"""The kind of what a stage waits behind its last action for the sums of its gradients over replicas; of no microbatch."""
 # Ranks begin a step within the one before. Where their begins are further apart than this many times the step's time on its
 # slowest rank, and some more, their clocks are.
 MOST_APART, MORE_APART_S = 2.0, 1.0
@@ -38,7 +40,7 @@ class RunTimeline:
         """
         names, works_at = _Names.of(step, planned), dict[_Place, list[MeasuredWork]]()
         for work in _begun(step):
-            works_at.setdefault((work.replica, names.place_of(work.unit), work.stage), []).append(work)
+            works_at.setdefault(names.place_of(work), []).append(work)
         if not works_at:
             return None
         begins = {place: min(work.origin_unix_s for work in works) for place, works in works_at.items()}
@@ -60,6 +62,8 @@ class _Names:
 
     step: PlannedStep
     planned: frozenset[str]
+    of_ranks: bool
+    """Whether each planned row is that of a rank, with all units."""
     stages: Mapping[str, int]
     planned_replicas: Mapping[str, int]
     own_replicas: Mapping[str, int]
@@ -71,18 +75,22 @@ class _Names:
         for work in _begun(step):
             own[work.unit] = max(own.get(work.unit, 1), 1 + work.replica)
         dealt = {unit: len(plan.unit_replicas.get(unit, plan.replicas)) for unit in plan.topology.stages}
-        return cls(step, frozenset(planned), plan.topology.stages, dealt, own)
+        of_ranks = any(name in planned for name in (rank_name(work.replica) for work in _begun(step)))
+        return cls(step, frozenset(planned), of_ranks, plan.topology.stages, dealt, own)
 
-    def place_of(self, unit: str) -> int:
-        """Return the place of a unit in pipelines; behind all others for one that the plan does not have."""
-        return next((place for place, one in enumerate(self.stages) if one == unit), len(self.stages))
+    def place_of(self, work: MeasuredWork) -> _Place:
+        """Return the place of a work; its unit is behind all others if the plan does not have it."""
+        if self.of_ranks:
+            return work.replica, 0, 0
+        unit = next((place for place, one in enumerate(self.stages) if one == work.unit), len(self.stages))
+        return work.replica, unit, work.stage
 
     def shown(self, work: MeasuredWork) -> str | None:
         """Return the name of the row of a rank's work; None where the plan shows nothing that it belongs to."""
         unit, replica, formation = work.unit, work.replica, self.step.formation
+        if self.of_ranks:
+            return name if (name := rank_name(replica)) in self.planned else None
         if unit == ALL_UNITS:
-            if (name := rank_name(replica)) in self.planned:
-                return name
             return f"{replica_name(self.step, replica)}all units" if self._shows(replica) else None
         if formation is not None:
             stages = formation.pipelines[replica].stages if 0 <= replica < len(formation.pipelines) else {}
@@ -122,11 +130,25 @@ def _begun(step: PlannedStep) -> Iterator[MeasuredWork]:
 
 def _actions(works: Sequence[MeasuredWork], zero_unix_s: float) -> Iterator[dict[str, Any]]:
     """Yield the actions of one row in order of time."""
-    found = list[tuple[float, float, str, int, int]]()
+    found = list[_Ran]()
     for work in works:
         kind, chunks = ALL_KINDS if work.unit == ALL_UNITS else work.kind.name.lower(), work.chunks or [0] * len(work.begins_s)
-        for begin_s, seconds, microbatch, chunk in zip(work.begins_s, work.seconds, work.microbatches, chunks, strict=True):
-            if math.isfinite(begin_s) and math.isfinite(seconds) and seconds > 0:  # they come from the wire
-                found.append((work.origin_unix_s - zero_unix_s + begin_s, seconds, kind, microbatch, chunk))
-    for begin_s, seconds, kind, microbatch, chunk in sorted(found):
-        yield action_of(kind, microbatch, works[0].unit, begin_s, begin_s + seconds, chunk)
+        columns = zip(work.begins_s, work.seconds, work.microbatches, chunks, strict=True)
+        ran = [_Ran(begin_s, took_s, kind, microbatch, work.unit, chunk) for begin_s, took_s, microbatch, chunk in columns]
+        ran.append(_Ran(work.reduction_begin_s, work.reduction_s, REDUCTION, None, work.unit, 0))
+        for one in ran:
+            if math.isfinite(one.begin_s) and math.isfinite(one.seconds) and one.seconds > 0:  # they come from the wire
+                found.append(one._replace(begin_s=work.origin_unix_s - zero_unix_s + one.begin_s))
+    for one in sorted(found, key=lambda one: one.begin_s):
+        yield action_of(one.kind, one.microbatch, one.unit, one.begin_s, one.begin_s + one.seconds, one.chunk)
+
+
+class _Ran(NamedTuple):
+    """What is drawn of one work."""
+
+    begin_s: float
+    seconds: float
+    kind: str
+    microbatch: int | None
+    unit: str
+    chunk: int

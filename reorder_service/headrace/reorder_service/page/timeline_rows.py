@@ -33,8 +33,10 @@ def rank_name(rank: int) -> str:
     return f"rank {rank}"
 
 
-def action_of(kind: str, microbatch: int, unit: str, begin_s: float, end_s: float, chunk: int = 0) -> dict[str, Any]:
-    """Return an action; its chunk is left out where it is the first, as of a stage that has only one."""
+def action_of(kind: str, microbatch: int | None, unit: str, begin_s: float, end_s: float, chunk: int = 0) -> dict[str, Any]:
+    """Return an action; its chunk is left out where it is the first, as of a stage that has only one, and so is a microbatch that
+    it is not of."""
     assert math.isfinite(end_s - begin_s), "what is drawn begins and ends"
-    action = {"kind": kind, "microbatch": microbatch, "unit": unit, "begin_s": figure(begin_s), "end_s": figure(end_s)}
+    of_microbatch = {} if microbatch is None else {"microbatch": microbatch}
+    action = {"kind": kind, **of_microbatch, "unit": unit, "begin_s": figure(begin_s), "end_s": figure(end_s)}
     return action | ({"chunk": chunk} if chunk else {})

@@ -84,8 +84,10 @@ class EmbeddedRedis:
                 return
             except OSError as err:
                 if time.monotonic() > deadline:
-                    message = f"the store {self.folder} is in use by another reorder service; name another folder"
-                    raise ConflictError(message) from err
+                    raise ConflictError(
+                        f"the store {self.folder} is in use by another reorder service: stop that one, or name another folder "
+                        "with --store embedded:FOLDER"
+                    ) from err
             time.sleep(0.05)
 
     def _start_server(self) -> None:

@@ -97,6 +97,7 @@ async def test_rank_0_tells_at_the_beginning_and_at_the_end(
 
     def train(*, rank: str, fails: bool = False) -> None:
         monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
         with progress_told(server.endpoint, "j", every_s=600.0):
             assert rank != "0" or controller.news.wait(60.0)
             token.write_text("second\n")

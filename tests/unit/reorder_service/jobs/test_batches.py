@@ -25,7 +25,8 @@ class Counted:
     def __init__(self, rows: Rows, *, counted: bool, changes: Changes = (), weights: Any = None, **fields: Any) -> None:
         sources = [{"path": f"/d/{n}", "weight": weights[n] if weights else None} for n in range(len(rows))]
         spec = parse_spec({"name": "job", "sources": sources} | fields)
-        infos = ShardTable.of(ShardInfo(source=s, url="", name=f"{s}/x") for s, of_source in enumerate(rows) for _ in of_source)
+        numbers = (s for s, of_source in enumerate(rows) for _ in of_source)
+        infos = ShardTable.of(ShardInfo(source=s, url=f"/d/{s}/x", name=f"{s}/x") for s in numbers)
         self.rows = np.array([count for of_source in rows for count in of_source])
         self.manifest = CountedShards(spec, infos, self.rows if counted else np.full(len(self.rows), UNCOUNTED))
         self.batches = GlobalBatches(spec, self.manifest, changes)
@@ -124,6 +125,6 @@ def test_epochs_end_a_job_when_the_last_shard_is_counted() -> None:
 
 def test_a_source_without_samples_is_told_when_its_last_shard_is_counted() -> None:
     job = lazy([[0] * 9], shuffle_shards=2)
-    with pytest.raises(JobFailedError, match=r"source '0' has no usable sample; `headrace inspect` shows why its samples are"):
+    with pytest.raises(JobFailedError, match=r"source '0' has no usable sample: \S+ has no row, and 8 more shards have no row; "):
         job.count_for(0)
     assert job.manifest.num_counted == 9

@@ -71,7 +71,8 @@ async def test_a_job_that_was_cancelled_stays_so(start: Start) -> None:
     assert again.cursor.state == "CANCELLED"
     await again.wait_ready()
     events = [event async for event in told_by(again.open_session(0, 1))]
-    assert [getattr(event, "message", "") for event in events] == ["job 'job' was cancelled"]
+    assert [getattr(event, "message", "") for event in events] == [again.cursor.message]
+    assert again.cursor.message.startswith("job 'job' was cancelled: submit it by another name, or again after ")
 
 
 async def test_what_a_process_committed_before_it_was_lost_is_not_its_successor_s(start: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,31 @@ def test_ranks_with_all_units_show_their_microbatches() -> None:
     assert drawn(run)["rank 1"] == [("whole", 0, 1.0, 1.5), ("whole", 1, 1.5, 1.75)]
     of_stages = run_of(committed(planned(replicas=2), *of_ranks), "replica 1 vision", "replica 1 llm 0")
     assert list(drawn(of_stages)) == ["replica 1 all units"], "such ranks may train what is planned for a pipeline"
+
+
+def test_ranks_that_tell_their_units_apart_show_them_in_one_row() -> None:
+    phases = [("vision", F, 0.0), ("llm", F, 1.0), ("llm", B, 2.0), ("vision", B, 4.0)]
+    of_ranks = [[work(unit, 0, kind, (begin_s + rank, 0.5), replica=rank) for unit, kind, begin_s in phases] for rank in (0, 1)]
+    run = run_of(committed(planned(), *of_ranks), "rank 1")
+    [(name, actions)] = run.rows
+    assert name == "rank 1"
+    assert [(action["unit"], action["kind"], action["begin_s"]) for action in actions] == [
+        ("vision", "forward", 1.0),
+        ("llm", "forward", 2.0),
+        ("llm", "backward", 3.0),
+        ("vision", "backward", 5.0),
+    ]
+
+
+def test_the_wait_for_sums_of_gradients_is_drawn_behind_the_actions() -> None:
+    forward, backward = work("llm", 0, F, (0.0, 0.5)), work("llm", 0, B, (1.0, 0.5))
+    backward = replace(backward, reduction_begin_s=0.75, reduction_s=0.25)
+    [(_, actions)] = run_of(committed(planned(), [forward, backward]), "llm 0").rows
+    assert [action["kind"] for action in actions] == ["forward", "backward", "reduction"]
+    assert actions[-1] == {"kind": "reduction", "unit": "llm", "begin_s": 1.75, "end_s": 2.0}
+    strange = replace(backward, reduction_begin_s=math.inf)
+    [(_, actions)] = run_of(committed(planned(), [strange]), "llm 0").rows
+    assert [action["kind"] for action in actions] == ["backward"]
 
 
 def test_only_rows_of_replicas_that_the_plan_shows_are_shown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from headrace.schedule import Action, Kind
@@ -87,6 +88,14 @@ def test_measured_work_is_an_actions_time_without_waiting_for_messages_or_data_w
     assert (forward.origin_unix_s, forward.begins_s) == (1_054.0, (0.0, 10.0))
     assert (backward.kind, backward.microbatches, backward.chunks, backward.seconds) == (Kind.BACKWARD, (2,), (), (6.0,))
     assert (backward.origin_unix_s, backward.begins_s) == (1_074.0, (0.0,))
+
+
+def test_the_wait_for_sums_of_gradients_is_told_with_the_last_kind_of_actions() -> None:
+    events = [Event(LLM_0, FORWARD, 10.0, 11.0, 0.0, 1.0), Event(LLM_0, BACKWARD, 12.0, 14.0, 0.0, 2.0)]
+    forward, backward = measured_work(events, 1_000.0, reduction=Lap(None, 15.5, 16.0))
+    assert (forward.reduction_s, math.isnan(forward.reduction_begin_s)) == (0.0, True)
+    assert (backward.origin_unix_s, backward.reduction_begin_s, backward.reduction_s) == (1_012.0, 3.5, 0.5)
+    assert measured_work([], 1_000.0, reduction=Lap(None, 15.5, 16.0)) == []
 
 
 def test_on_a_gpu_measured_work_is_of_the_device() -> None:

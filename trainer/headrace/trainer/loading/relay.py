@@ -29,6 +29,7 @@ from headrace import rpc
 from headrace.cluster_token import cluster_token
 from headrace.errors import UserError
 from headrace.identity import identity
+from headrace.launcher_variables import local_num_ranks
 from headrace.observability.logs import pairs
 from headrace.trainer.loading.relay_stream import NotRelayedError, RefusedError, RelayStream
 from headrace.v1 import sessions_pb2, sessions_pb2_grpc
@@ -45,12 +46,12 @@ def is_relayed() -> bool:
     """Return whether the ranks of this host share a relay: by default if a launcher has started several of them.
 
     HEADRACE_RELAY=1 in the environment says that they do, HEADRACE_RELAY=0 that each has a stream of its own. Raises UserError
-    for another value.
+    for another value, and where the launcher does not say how many they are.
     """
     asked = os.environ.get("HEADRACE_RELAY", "")
     if asked not in ("", "0", "1"):
         raise UserError(f"HEADRACE_RELAY is {asked!r}: 1 has the ranks of a host share a stream, 0 gives each its own")
-    return asked == "1" if asked else int(os.environ.get("LOCAL_WORLD_SIZE") or 1) > 1
+    return asked == "1" if asked else local_num_ranks() > 1
 
 
 def check_relay() -> None:
@@ -61,7 +62,7 @@ def check_relay() -> None:
 
 def num_callers(num_ranks: int) -> int:
     """Return how many streams the ranks of a job have to the reorder service: one each, or one for those of a host."""
-    on_host = int(os.environ.get("LOCAL_WORLD_SIZE") or 1) if is_relayed() else 1
+    on_host = local_num_ranks() if is_relayed() else 1
     return -(-num_ranks // on_host)
 
 

@@ -16,7 +16,7 @@ from headrace.quarantine import Rejected
 from headrace.schedule import Kind
 from headrace.ticket import step_of
 from headrace.trainer.loading.collate import PackedMicrobatch
-from headrace.trainer.loading.stopwatch import Stopwatch, clock_origin_s
+from headrace.trainer.loading.stopwatch import Stopwatch, clock_origin_s, uses_gpu
 from headrace.v1 import sessions_pb2
 
 
@@ -70,7 +70,7 @@ class Step:
     _num_targets: int | None = None
     _target_weight: float | None = None
     _max_tokens: int | None = None
-    _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=_uses_gpu()))
+    _laps: Stopwatch[tuple[int, int]] = field(default_factory=lambda: Stopwatch(on_gpu=uses_gpu()))
     """The time between a microbatch and the request for the next one, by replica and index."""
 
     @classmethod
@@ -180,7 +180,3 @@ def sources_in(message: sessions_pb2.RankMicrobatch, sample_ids: Tensor, num_sou
 def not_told(what: str) -> UserError:
     """Return the error for something that a reorder service of an older release does not say."""
     return UserError(f"the reorder service is of an older release, which does not say {what}: upgrade it")
-
-
-def _uses_gpu() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -85,6 +85,11 @@ def _between_s(began: _Mark, ended: _Mark) -> float:
     return float(began.event.elapsed_time(ended.event)) / 1e3
 
 
+def uses_gpu() -> bool:
+    """Return whether this process computes on a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
 def clock_origin_s() -> float:
     """Return the Unix time at 0 of this host's `time.monotonic`, from the shortest of several readings of both clocks."""
     readings = []

@@ -64,7 +64,8 @@ def check_planned(spec: JobSpec, num_ranks: int) -> None:
     if spec.topology.replicas != num_ranks:
         raise UserError(
             f"job {spec.name!r} is planned for {spec.topology.replicas} FSDP ranks, and there are {num_ranks}: start "
-            f"{spec.topology.replicas} processes, or plan it anew with `headrace job topology {spec.name} --replicas {num_ranks}`"
+            f"{spec.topology.replicas} processes by torchrun, or plan it anew with `headrace job topology {spec.name} --replicas "
+            f"{num_ranks}`"
         )
 
 

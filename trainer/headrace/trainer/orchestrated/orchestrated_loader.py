@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -13,10 +14,12 @@ import torch.distributed as dist
 
 from headrace.jobs_client import JobsClient
 from headrace.manifest import Vocabulary
-from headrace.measured import MeasuredWork
+from headrace.measured import MeasuredWork, Ran
+from headrace.schedule import Kind
 from headrace.spec import JobSpec
 from headrace.trainer.devices import local_device
 from headrace.trainer.loading.steps import Step
+from headrace.trainer.loading.stopwatch import Stopwatch, clock_origin_s, uses_gpu
 from headrace.trainer.orchestrated.fsdp_ranks import check_planned, check_undeferred, topology_of
 from headrace.trainer.pipeline.cargo import Cargo, Prepare
 from headrace.trainer.pipeline.feed import PipelineLoader, StepFeed
@@ -24,6 +27,9 @@ from headrace.trainer.pipeline.places_loader import PlacesLoader
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.topology import PipelineTopology
 from headrace.transport.base import TRANSPORTS
+
+Phase = tuple[str, Kind, int]
+"""What a rank computes at a time: a unit, forward or backward, of a microbatch."""
 
 
 class Preparing(Protocol):
@@ -41,6 +47,19 @@ class OrchestratedMicrobatch:
     """What this rank has of each unit, on the device; None: no sample."""
     shared_by: Sequence[tuple[int, ...]] = ()
     """The ranks that share any sample's sequence in the LLM, each set of them once."""
+    laps: Stopwatch[Phase] = field(default_factory=lambda: Stopwatch(on_gpu=uses_gpu()))
+    """Those of its step."""
+
+    @contextmanager
+    def timed(self, unit: str, kind: Kind) -> Iterator[None]:
+        """Time the block as a phase of this rank, if it has samples of the unit."""
+        cargo = self.cargo[unit]
+        if cargo is None or not cargo.num_rows:
+            yield
+            return
+        self.laps.start()
+        yield
+        self.laps.stop((unit, kind, self.index))
 
 
 @dataclass(slots=True, eq=False)
@@ -53,26 +72,46 @@ class OrchestratedStep:
     feeds: Sequence[StepFeed]
     _topology: PipelineTopology
     _rank: int
+    _laps: Stopwatch[Phase] = field(default_factory=lambda: Stopwatch(on_gpu=uses_gpu()))
 
     def __iter__(self) -> Iterator[OrchestratedMicrobatch]:
         feeds = dict(zip(self._topology.units, self.feeds, strict=True))
-        yield from microbatches(self.feeds[0].routes, self._topology, self._rank, feeds)
+        yield from microbatches(self.feeds[0].routes, self._topology, self._rank, feeds, self._laps)
 
     @property
     def data_wait_s(self) -> float:
         """Seconds that this rank has waited for plan and data."""
         return max(step.data_wait_s for step in self.steps) + sum(feed.data_wait_s for feed in self.feeds)
 
+    def work(self) -> Sequence[Sequence[MeasuredWork]]:
+        """Return what was measured of the step, of each of the rank's places. On a GPU this waits for its phases.
+
+        Ranks wait for each other within their phases, so that these are no costs of theirs alone.
+        """
+        ran: dict[str, dict[Kind, list[Ran]]] = {unit: {} for unit in self._topology.units}
+        for (unit, kind, index), begin_s, end_s in self._laps.laps():
+            ran[unit].setdefault(kind, []).append(Ran(index, 0, begin_s, end_s - begin_s))
+        clock_unix_s = clock_origin_s()
+        return [
+            [
+                MeasuredWork.of(of_kind, clock_unix_s, unit=unit, replica=self._rank, stage=0, kind=kind)
+                for kind, of_kind in kinds.items()
+            ]
+            for unit, kinds in ran.items()
+        ]
+
 
 def microbatches(
-    routes: Routes, topology: PipelineTopology, rank: int, feeds: Mapping[str, Any]
+    routes: Routes, topology: PipelineTopology, rank: int, feeds: Mapping[str, Any], laps: Stopwatch[Phase] | None = None
 ) -> Iterator[OrchestratedMicrobatch]:
-    """Yield the microbatches of a step, as many on every rank. feeds: by unit, what returns the cargo of a portion."""
+    """Yield the microbatches of a step, as many on every rank. feeds: by unit, what returns the cargo of a portion. laps: takes
+    their phases; None: one of their own does."""
+    laps = laps or Stopwatch(on_gpu=uses_gpu())
     portions = {unit: {portion.forward: portion for portion in routes.portions(unit, rank)} for unit in topology.units}
     for index in routes.occupied(rank, in_step=True):
         of_units = {unit: portions[unit].get(index) for unit in topology.units}
         cargo = {unit: None if one is None else feeds[unit](one) for unit, one in of_units.items()}
-        yield OrchestratedMicrobatch(index=index, cargo=cargo, shared_by=routes.shared_by(index))
+        yield OrchestratedMicrobatch(index=index, cargo=cargo, shared_by=routes.shared_by(index), laps=laps)
 
 
 @dataclass(slots=True, eq=False)
@@ -135,8 +174,7 @@ class OrchestratedLoader:
 
         loss: that of the whole step, if this rank knows it. Raises what the commit before raised.
         """
-        nothing: list[Sequence[MeasuredWork]] = [() for _ in step.steps]
-        self._places.commit_fed(step.steps, step.feeds, loss=loss, measured=nothing)
+        self._places.commit_fed(step.steps, step.feeds, loss=loss, measured=step.work())
 
     def settle(self) -> None:
         """Wait until the last step passed to `commit` is in the ledger. Raises what its commit raised."""

@@ -23,6 +23,7 @@ from headrace.block_distribution import BLOCK
 from headrace.errors import HeadraceError, UserError
 from headrace.manifest import Vocabulary
 from headrace.plan import LLM
+from headrace.schedule import Kind
 from headrace.spec import JobSpec
 from headrace.trainer.context.rank_groups import RankGroups
 from headrace.trainer.loading.device_copy import to_device
@@ -158,11 +159,13 @@ class OrchestratedModel(nn.Module):
                 "the loss does not depend on what learns, so that other ranks would wait for this one's backward: let the LLM's "
                 "module use `tokens` also where there are none, as index_copy does, and its weights where there is no target"
             )
-        torch.autograd.backward(loss.loss_sum)
+        with microbatch.timed(LLM, Kind.BACKWARD):
+            torch.autograd.backward(loss.loss_sum)
         for unit in reversed(sent):
             if self.learns[unit]:
                 rows, arrived = sent[unit].rows, sent[unit].arrived
-                torch.autograd.backward(rows, torch.zeros_like(rows) if arrived.grad is None else arrived.grad)
+                with microbatch.timed(unit, Kind.BACKWARD):
+                    torch.autograd.backward(rows, torch.zeros_like(rows) if arrived.grad is None else arrived.grad)
         self._loss_sum += loss.loss_sum.detach()
         self._target_weight += loss.target_weight
 
@@ -215,7 +218,8 @@ class OrchestratedModel(nn.Module):
         backward = self.learns[unit] and torch.is_grad_enabled()
         self._num_encoded[unit] += backward and not is_empty
         with torch.set_grad_enabled(backward):
-            rows = self.encoders[unit](inputs, {})
+            with microbatch.timed(unit, Kind.FORWARD):
+                rows = self.encoders[unit](inputs, {})
             if not is_empty and cargo is not None and len(rows) != cargo.num_made:
                 raise HeadraceError(
                     f"the {unit} encoder makes {len(rows)} rows of samples that have {cargo.num_made} placeholders: it has to "
@@ -238,7 +242,9 @@ class OrchestratedModel(nn.Module):
         orders = {unit: join.order for unit, join in cargo.joins.items()}
         in_order = {unit: rows if (order := orders.get(unit)) is None else rows[order] for unit, rows in arrived.items()}
         inputs = joined(cargo.inputs[0], groups) if groups else cargo.inputs[0]
-        return StepLoss(loss_sum=self.llm(inputs, in_order), target_weight=self.llm.target_weight(inputs))
+        with microbatch.timed(LLM, Kind.FORWARD):
+            loss_sum = self.llm(inputs, in_order)
+        return StepLoss(loss_sum=loss_sum, target_weight=self.llm.target_weight(inputs))
 
     def _filler(self, unit: str, spec: JobSpec, vocabulary: Vocabulary) -> Inputs:
         inputs: Inputs = to_device(self.units[unit].prepare(filler(unit, spec, vocabulary)), self.device)

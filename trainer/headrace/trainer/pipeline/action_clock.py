@@ -24,6 +24,7 @@ class ActionClock:
         self._place = place
         self._wire = wire
         self._laps = Stopwatch[Action](on_gpu=True) if device.type == "cuda" else None
+        self._reduction = Stopwatch[None](on_gpu=device.type == "cuda")
         self._events: list[Event] = []
         self.computing = _Blocks(self._laps)
         """Counts the blocks in it as computation of the present action."""
@@ -50,13 +51,21 @@ class ActionClock:
             )
         )
 
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Time the block as the wait for the sums of gradients, once the device has done all actions."""
+        self._reduction.start()
+        yield
+        self._reduction.stop(None)
+
     def recording(self) -> Recording:
         """Return the events so far."""
         return Recording(self._events, clock_origin_s())
 
     def work(self) -> Sequence[MeasuredWork]:
-        """Return what was measured of the actions. On a GPU these are times of the device, and this waits for it."""
-        return measured_work(self._events, clock_origin_s(), None if self._laps is None else self._laps.laps())
+        """Return what was measured of actions and reduction. On a GPU these are times of the device, and this waits for it."""
+        on_gpu = None if self._laps is None else self._laps.laps()
+        return measured_work(self._events, clock_origin_s(), on_gpu, next(iter(self._reduction.laps()), None))
 
     def mark(self) -> None:
         """Note that the device has done all actions, as behind the reading of the loss (`Stopwatch.mark`)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.measured import MeasuredWork, Ran
@@ -53,12 +53,15 @@ class Recording:
 
 
 def measured_work(
-    events: Sequence[Event], clock_unix_s: float, on_gpu: Sequence[Lap[Action]] | None = None
+    events: Sequence[Event],
+    clock_unix_s: float,
+    on_gpu: Sequence[Lap[Action]] | None = None,
+    reduction: Lap[None] | None = None,
 ) -> list[MeasuredWork]:
     """Return a stage's actions that computed something, by kind; only the first TP slice tells its own.
 
     clock_unix_s: Unix time at 0 of the events' clock. `on_gpu`: laps of the device on that clock, any number for each action;
-    None: the stage computes on the host, and its events have its times.
+    None: the stage computes on the host, and its events have its times. reduction: the wait for sums of gradients behind them.
     """
     laps: dict[Action, list[Lap[Action]]] = {}
     for lap in on_gpu or ():
@@ -74,12 +77,16 @@ def measured_work(
                 seconds = sum(lap.end_s - lap.begin_s for lap in of_action)
             ran = Ran(event.action.microbatch, event.action.chunk, end_s - seconds, seconds)
             by_kind.setdefault(event.action.kind, []).append(ran)
-    return [
+    works = [
         MeasuredWork.of(
             ran, clock_unix_s, unit=(place := events[0].place).unit, replica=place.replica, stage=place.stage, kind=kind
         )
         for kind, ran in by_kind.items()
     ]
+    if works and reduction is not None:
+        begin_s = clock_unix_s + reduction.begin_s - works[-1].origin_unix_s
+        works[-1] = replace(works[-1], reduction_begin_s=begin_s, reduction_s=reduction.end_s - reduction.begin_s)
+    return works
 
 
 def duration_s(recordings: Iterable[Recording]) -> float:

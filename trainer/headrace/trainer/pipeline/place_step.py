@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -127,7 +128,8 @@ class PlaceStep:
         """Sum the gradients over the replicas and divide them by the number of targets. Return those that count for the norm of
         the gradient over all places. Collective.
         """
-        self.optimizer.reduce()
+        with nullcontext() if self.groups.replicas is None else self.executor.clock.reducing():
+            self.optimizer.reduce()
         counted = []
         for piece in self.optimizer.pieces:
             if piece.weight.grad is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -204,7 +204,8 @@ class RecoverableStep:
         """
         if not result.target_weight:
             return
-        with self._mesh.interruptible():
+        reducing = self._executor.clock.reducing() if self._sums else nullcontext()
+        with self._mesh.interruptible(), reducing:
             for group, parameters in self._sums:
                 _sum_gradients(self._mesh, group, parameters)
         for parameter in self._holding.learning.values():

@@ -9,6 +9,8 @@ const [TOP, BOTTOM, ROW, BOX] = [4, 34, 24, 18];
 const DIGIT = 6.5; // pixels of a digit of a box's number
 const UNITS = ["vision", "llm", "audio", "generator"]; // the order of their colours; other units take the colours that are left
 const WHOLE = "whole"; // of a rank that has all units: forward and backward of a microbatch in one
+const REDUCTION = "reduction"; // no computation: the wait for sums of gradients behind the last action, of no microbatch
+const PASSES = ["forward", "backward", "weight", REDUCTION]; // in the order of the legend
 
 /** The colours of a timeline: by unit, a number. `encoder` stands for vision and audio where they share stages. */
 export function colours(rows) {
@@ -24,17 +26,21 @@ export function colours(rows) {
   return taken;
 }
 
-const endOf = (rows) => Math.max(0, ...rows.flatMap((row) => row.actions.map((action) => action.end_s)));
+const computed = (row) => row.actions.filter((action) => action.kind !== REDUCTION);
+const latest = (actions) => Math.max(0, ...actions.map((action) => action.end_s));
 
-/** How long the rows take, and which share of that they have nothing to do. */
+/** Where all boxes of the rows have ended. */
+export const endOf = (rows) => latest(rows.flatMap((row) => row.actions));
+
+/** When the rows have computed all, and which share of that time they have nothing to do. */
 export function occupancy(rows) {
-  const end_s = endOf(rows);
+  const end_s = latest(rows.flatMap(computed));
   const busy_s = rows.reduce((sum, row) => sum + busyOf(row), 0);
   return { end_s, idle: end_s && rows.length ? Math.max(0, 1 - busy_s / (end_s * rows.length)) : null };
 }
 
 export function busyOf(row) {
-  return row.actions.reduce((sum, action) => sum + action.end_s - action.begin_s, 0);
+  return computed(row).reduce((sum, action) => sum + action.end_s - action.begin_s, 0);
 }
 
 /** A timeline. what: {id, title, rows, longest: letters of a name, end_s: where the axis ends, unit: {scale, name}, palette}; cursor:
@@ -75,12 +81,12 @@ export function key(rows, palette) {
 /** By unit, forward first; what is of all units comes last. */
 function rankOf(kind) {
   const [unit, pass] = kind.split(" ");
-  return pass ? `0${unit}${["forward", "backward", "weight"].indexOf(pass)}` : `1${unit}`;
+  return pass ? `0${unit}${PASSES.indexOf(pass)}` : `1${unit}`;
 }
 
 /** What an action does, in words. */
 function nameOf({ kind, unit }) {
-  return kind === WHOLE ? "all units, forward and backward" : `${unit} ${kind}`;
+  return { [WHOLE]: "all units, forward and backward", [REDUCTION]: `${unit} sums of gradients` }[kind] ?? `${unit} ${kind}`;
 }
 
 function classOf(action, palette) {
@@ -103,7 +109,7 @@ function boxes(what, x) {
 
 /** Numbers of microbatches, where they fit into their boxes. */
 function numbers(what, x) {
-  return what.rows.map((row, at) => row.actions.map((action) => {
+  return what.rows.map((row, at) => row.actions.filter(({ microbatch }) => microbatch !== undefined).map((action) => {
     const wide = x(action.end_s) - x(action.begin_s);
     if (wide < DIGIT * String(action.microbatch).length + 5) return null;
     return h("text", { class: `number ${classOf(action, what.palette)}`, x: round(x(action.begin_s) + wide / 2), y: TOP + ROW * at + 13 }, String(action.microbatch));
@@ -122,8 +128,8 @@ function axis(what, x, height) {
 
 function words(what, row, action) {
   const { scale, name } = what.unit;
-  const of = `of microbatch ${action.microbatch}${action.chunk ? `, chunk ${action.chunk}` : ""}`;
-  return `${row.name}: ${nameOf(action)} ${of}, ${figure(action.begin_s * scale)} to ${figure(action.end_s * scale)} ${name}`;
+  const of = action.microbatch === undefined ? "" : ` of microbatch ${action.microbatch}${action.chunk ? `, chunk ${action.chunk}` : ""}`;
+  return `${row.name}: ${nameOf(action)}${of}, ${figure(action.begin_s * scale)} to ${figure(action.end_s * scale)} ${name}`;
 }
 
 function under(what, px, py, x) {
@@ -150,5 +156,5 @@ function nearest(row, action) {
 /** The timeline in figures, for who does not see it. */
 export function rowFigures(rows, write) {
   const { end_s } = occupancy(rows);
-  return rows.map((row) => [row.name, String(row.actions.length), write(busyOf(row)), share(end_s ? 1 - busyOf(row) / end_s : null)]);
+  return rows.map((row) => [row.name, String(computed(row).length), write(busyOf(row)), share(end_s ? 1 - busyOf(row) / end_s : null)]);
 }

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { count, seconds, share, unitOf } from "./format.js";
-import { colours, gantt, key, occupancy, rowFigures } from "./gantt.js";
+import { colours, endOf, gantt, key, occupancy, rowFigures } from "./gantt.js";
 import { figures, hint, section, table } from "./pieces.js";
 
 /** What puts the rows beside each other. */
@@ -16,9 +16,9 @@ export function timelineTab(state) {
   if (!timeline) return hint("The plans of this job have no timeline: its ranks run no pipeline, or nothing is planned yet.");
   const planned = occupancy(timeline.rows);
   const run = timeline.measured_rows ? occupancy(timeline.measured_rows) : null;
-  const end_s = Math.max(planned.end_s, run?.end_s ?? 0);
   const palette = colours(timeline.rows);
   const all = [...timeline.rows, ...(timeline.measured_rows ?? [])];
+  const end_s = endOf(all);
   const longest = Math.max(...all.map((row) => row.name.length)); // so that both begin at one place
   const drawn = (id, title, rows) => gantt({ id, title, rows, longest, end_s, unit: unitOf(end_s), palette }, state.cursors[id], state.width);
   return [

@@ -1,0 +1,61 @@
+"""Folders of checkpoints as `headrace train` is given them: what is wrong with one is said before anything is submitted."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from pathlib import Path
+
+from headrace.errors import UserError
+from headrace.observability.logs import pairs
+
+log = logging.getLogger(__name__)
+
+
+def check_to_save(folder: Path) -> None:
+    """Make a folder to save checkpoints in.
+
+    Raises UserError where that cannot be, nothing can be written there, or something else has nearly a checkpoint's name. A write
+    that fails later is only logged, as training is worth more than a checkpoint of it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as err:
+        why = "a file" if folder.is_file() else err.strerror
+        raise UserError(
+            f"--checkpoint {folder} is no folder to save in ({why}): name one that this process may make and write"
+        ) from err
+    _check_names("--checkpoint", folder)
+
+
+def check_to_resume(folder: Path) -> None:
+    """Raise UserError where a folder has no checkpoint to go on from; log where its newest one is not whole, and an older is."""
+    from headrace.trainer.pipeline.checkpoint_files import complete_steps, step_folder
+
+    if not folder.is_dir():
+        what = "is a file" if folder.exists() else "does not exist"
+        raise UserError(f"--resume {folder} {what}: name the folder that --checkpoint wrote to")
+    _check_names("--resume", folder)
+    try:
+        complete = complete_steps(folder)
+    except OSError as err:
+        raise UserError(f"--resume {folder} cannot be read ({err.strerror}): let this process read all of it") from err
+    newest = max((path.name for path in folder.glob("step-*")), default="")
+    if not complete:
+        raise UserError(
+            f"--resume {folder} has {newest}, but not all of it: a file is missing or cut off; name a folder with a whole one"
+            if newest
+            else f"--resume {folder} has no checkpoint: name the folder that --checkpoint wrote to"
+        )
+    whole = step_folder(folder, complete[-1]).name
+    if newest > whole:
+        log.warning("the newest checkpoint is not whole, and an older one is taken %s", pairs(newest=newest, taken=whole))
+
+
+def _check_names(option: str, folder: Path) -> None:
+    """Raise UserError for a copy of a checkpoint, such as step-00000003.old, which would be taken for one."""
+    for path in sorted(folder.glob("step-[0-9]*")):
+        if not path.name.removeprefix("step-").isdecimal():
+            raise UserError(f"{option} {folder} has {path.name}, which is no checkpoint's name: move it elsewhere")

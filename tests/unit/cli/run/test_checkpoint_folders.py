@@ -1,0 +1,79 @@
+"""What `headrace train` says of a folder of checkpoints before it trains."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.cli.run.checkpoint_folders import check_to_resume, check_to_save
+from headrace.errors import UserError
+from headrace.trainer.pipeline.checkpoint_files import TensorKey, step_folder, write
+
+
+def save(folder: Path, step: int, of: int = 1) -> Path:
+    """A checkpoint, of `of` ranks the first one's file; that file."""
+    write(folder, step, 0, of, {}, {TensorKey(name="layer.weight", kind="weight"): torch.zeros(4)})
+    return step_folder(folder, step) / f"0-of-{of}.arrow"
+
+
+def cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def test_a_folder_to_save_in_is_made_and_left_empty(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "first"
+    check_to_save(folder)
+    assert list(folder.iterdir()) == []
+    check_to_save(folder)
+
+
+def test_a_place_where_nothing_can_be_saved_is_refused_before_training(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_text("")
+    for place in (file, file / "within", Path("/proc/nowhere")):
+        with pytest.raises(UserError, match=f"--checkpoint {place} is no folder to save in .*: name one that this process may"):
+            check_to_save(place)
+
+
+@pytest.mark.parametrize("check", [check_to_save, check_to_resume])
+def test_a_copy_of_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check) -> None:
+    save(tmp_path, 3).parent.rename(tmp_path / "step-00000003.old")
+    with pytest.raises(UserError, match=r"has step-00000003\.old, which is no checkpoint's name: move it elsewhere"):
+        check(tmp_path)
+
+
+def test_a_folder_with_a_whole_checkpoint_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    check_to_resume(tmp_path)
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda _: None, "does not exist: name the folder that --checkpoint wrote to"),
+        (lambda folder: folder.write_text(""), "is a file: name the folder that --checkpoint wrote to"),
+        (lambda folder: folder.mkdir(), "has no checkpoint: name the folder that --checkpoint wrote to"),
+        (lambda folder: save(folder, 3, of=2), "has step-00000003, but not all of it: a file is missing or cut off"),
+        (lambda folder: cut(save(folder, 3), -100), "has step-00000003, but not all of it: a file is missing or cut off"),
+        (lambda folder: cut(save(folder, 3), 0), "has step-00000003, but not all of it: a file is missing or cut off"),
+    ],
+    ids=["missing", "file", "empty", "a rank's file missing", "cut off", "of no byte"],
+)
+def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path, make, sentence: str) -> None:
+    make(folder := tmp_path / "folder")
+    with pytest.raises(UserError, match=f"--resume {folder} {sentence}"):
+        check_to_resume(folder)
+
+
+def test_an_older_checkpoint_is_taken_for_one_that_is_not_whole_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 2)
+    cut(save(tmp_path, 3), -100)
+    with caplog.at_level(logging.WARNING):
+        check_to_resume(tmp_path)
+    assert "newest=step-00000003 taken=step-00000002" in caplog.text
