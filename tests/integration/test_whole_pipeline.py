@@ -46,9 +46,33 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
     assert differences(processes, case, transports=[transport]) == []
 
 
-@pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)
-def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...]) -> None:
-    case = Case(schedule="1f1b", strategy="entrain", units=units, degrees="llm in 2", frozen="all learn")
+SHARED = [
+    Case("1f1b", "entrain", ("vision", "audio", "llm"), "cp 2, llm in 2", "all learn", head="untied", dropout="dropout"),
+    Case("zero-bubble", "disttrain", ("vision", "llm"), "cp 3, llm in 2", "frozen encoder", clipping="clipped"),
+    Case("interleaved", "entrain", ("vision", "llm"), "cp 2, 2 replicas", "frozen llm", "clipped", "recomputed", weights="sharded"),
+    Case("eager", "orchmllm", ("encoder", "llm"), "cp 4", "first layers", precision="bfloat16"),
+    Case("gpipe", "entrain", ("vision", "llm"), "nested in 2, on 2 that share", "all learn"),
+]
+
+
+@pytest.mark.parametrize("case", SHARED, ids=str)
+def test_ranks_that_share_sequences_compute_what_one_process_does(processes: Processes, case: Case) -> None:
+    assert case.can_run
+    assert differences(processes, case) == []
+
+
+@pytest.mark.parametrize(
+    ("units", "degrees"),
+    [
+        (("vision", "audio", "llm"), "llm in 2"),
+        (("encoder", "llm"), "llm in 2"),
+        (("vision", "llm", "generator"), "llm in 2"),
+        (("vision", "llm"), "cp 2, llm in 2"),
+    ],
+    ids=str,
+)
+def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...], degrees: str) -> None:
+    case = Case(schedule="1f1b", strategy="entrain", units=units, degrees=degrees, frozen="all learn")
     assert differences(processes, case, pack_tokens=128) == []
 
 

@@ -66,8 +66,8 @@ def measure_kept(
 ) -> KeptActivations:
     """Run a stage's forward on made-up samples, and return what it keeps; on all slices the same.
 
-    chunk: number of the stage among those of its process. dtype: that of matrix products. slices: the tensor-parallel group, all
-    of whose processes call this at the same time; the most that one of them keeps counts.
+    chunk: number of the stage among those of its process. dtype: that of matrix products. slices: the group of
+    the stage's slices, all of which call this at the same time; the most that one of them keeps counts.
     """
     few, many = (_batch(count, stage, topology, image, audio) for count in _SAMPLES)
     rows = [stage.prepare(data).num_rows for data in (few, many)]

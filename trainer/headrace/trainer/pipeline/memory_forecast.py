@@ -130,8 +130,8 @@ class StageMemory:
         device_bytes: float = math.inf,
         slices: dist.ProcessGroup | None = None,
     ) -> None:
-        """`kept`: of each stage. `device_bytes`: memory of the device, infinite for a CPU. `slices`: the tensor-parallel group,
-        whose processes choose alike, since a layer that runs again exchanges rows again.
+        """`kept`: of each stage. `device_bytes`: memory of the device, infinite for a CPU. `slices`: the group of the
+        stage's slices, which choose alike, since a layer that runs again exchanges rows again.
 
         Raises UserError where layers are to be chosen without a limit, or the state alone exceeds it.
         """
