@@ -40,11 +40,10 @@ class UnitExecution(SpecSection):
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
     cp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] | Literal["auto"] = 1
-    """Number of neighbouring ranks that share each sequence of the LLM (context parallelism). In pipelines every stage of a replica
-    has so many ranks, beside which there are `topology.replicas`. FSDP ranks are `topology.replicas` in all, of which fewer share
-    a sequence that has fewer blocks of 128 tokens. "auto", there alone: a number for each sequence, the fewest ranks on which it
-    takes no more than a rank's even share of the step, so that short ones are on one rank and long ones on several, up to all of
-    them."""
+    """Number of neighbouring ranks that share each sequence of the LLM (context parallelism). In pipelines every stage of each of
+    `topology.replicas` has so many. FSDP ranks are `topology.replicas` in all, of which fewer share a sequence that has fewer
+    blocks of 128 tokens. "auto", there alone: a number for each sequence, the fewest ranks on which it takes no more than a
+    rank's even share of the step, so that short ones are on one rank and long ones on several, up to all of them."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
     """In how many pieces the slices exchange a microbatch's rows in front of and behind their matrices, each while another is
     computed with. A piece is a smaller product, so few are best: 2 or 4 where a microbatch has thousands of rows. 1: only
@@ -313,15 +312,14 @@ def check_context(units: Mapping[str, UnitExecution], stages: Collection[str]) -
         others = {f"tp {size.tp}": size.tp > 1, "compile true": size.compile, f"a {GENERATOR} behind it": GENERATOR in stages}
         if wrong := [other for other, is_there in others.items() if is_there]:
             raise ValueError(
-                f"unit {unit!r} has cp {size.cp} and {' and '.join(wrong)}, but ranks share sequences in layers that are whole and "
-                f"not compiled, and a {GENERATOR} takes no part of one: leave out one or the other"
+                f"unit {unit!r} has cp {size.cp} and {' and '.join(wrong)}, but ranks share sequences in layers that are whole "
+                f"and not compiled, and a {GENERATOR} takes no part of one: leave out one or the other"
             )
 
 
 def _not_of_the_llm(unit: str, cp: int | str) -> str:
-    return (
-        f"unit {unit!r} has cp {cp}, which shares sequences of the {LLM}, and media are not cut: take it away, or set it of {LLM!r}"
-    )
+    rule = f"shares sequences of the {LLM}, and media are not cut"
+    return f"unit {unit!r} has cp {cp}, which {rule}: take it away, or set it of {LLM!r}"
 
 
 def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, places: Mapping[str, int]) -> None:

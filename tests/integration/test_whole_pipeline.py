@@ -49,8 +49,10 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
 SHARED = [
     Case("1f1b", "entrain", ("vision", "audio", "llm"), "cp 2, llm in 2", "all learn", head="untied", dropout="dropout"),
     Case("zero-bubble", "disttrain", ("vision", "llm"), "cp 3, llm in 2", "frozen encoder", clipping="clipped"),
-    Case("interleaved", "entrain", ("vision", "llm"), "cp 2, 2 replicas", "frozen llm", "clipped", "recomputed", weights="sharded"),
-    Case("eager", "orchmllm", ("encoder", "llm"), "cp 4", "first layers", precision="bfloat16"),
+    Case(
+        "interleaved", "entrain", ("vision", "llm"), "cp 2, 2 replicas", "frozen llm", "clipped", "recomputed", weights="sharded"
+    ),
+    Case("eager", "orchmllm", ("encoder", "llm"), "cp 4", "all learn", precision="bfloat16"),
     Case("gpipe", "entrain", ("vision", "llm"), "nested in 2, on 2 that share", "all learn"),
 ]
 

@@ -209,8 +209,9 @@ def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool | int
 
 def every_pipeline(degrees: Collection[str] = DEGREES) -> Iterator[Case]:
     """Every combination of PIPELINES, with these degrees, that can run, with the same choice of everything else."""
-    for choices in product(*{**PIPELINES, "degrees": degrees}.values()):
-        if (case := Case(strategy=STRATEGIES[0], **dict(zip(PIPELINES, choices, strict=True)))).can_run:
+    kinds: dict[str, Collection[Any]] = {**PIPELINES, "degrees": degrees}
+    for choices in product(*kinds.values()):
+        if (case := Case(strategy=STRATEGIES[0], **dict(zip(kinds, choices, strict=True)))).can_run:
             yield case
 
 

@@ -64,7 +64,7 @@ def job(**execution: Any) -> JobSpec:
         ({"trainer": "fsdp"}, "set it to {vision: 1, audio: 1, llm: 1}"),
         (
             {"units": {"llm": {"cp": 2}}},
-            "unit 'llm' has cp 2, which is for the llm in pipelines and on FSDP ranks: set `trainer: pipeline` or `trainer: fsdp`",
+            "unit 'llm' has cp 2, which is for the llm in pipelines and on FSDP ranks: set `trainer: pipeline` or",
         ),
         (
             {"trainer": "pipeline", "units": {"llm": {"cp": 2, "tp": 2}}},

@@ -41,7 +41,7 @@ def place_of_several(part: int, cp: int) -> Iterator[dist.ProcessGroup]:
 
 
 def topology_of(encoders: Sequence[str], cp: int, pp: int = 1) -> PipelineTopology:
-    return parse(PipelineTopology, {"units": {**dict.fromkeys(encoders, {}), LLM: {"cp": cp, "pp": pp}}}, "topology")
+    return parse(PipelineTopology, {"units": {**{unit: {} for unit in encoders}, LLM: {"cp": cp, "pp": pp}}}, "topology")
 
 
 def routes_of(topology: PipelineTopology, samples: Sequence[int] = SAMPLES) -> Routes:
@@ -145,7 +145,7 @@ def test_nothing_comes_to_a_later_stage_but_hidden_states_of_the_same_rows() -> 
 
 
 def test_a_portion_in_which_a_place_would_have_no_token_is_refused_on_all() -> None:
-    with pytest.raises(UserError, match=r"samples \[9\] are \d+ tokens together in microbatch 0, too few for cp 100"):
+    with pytest.raises(UserError, match=r"samples \[9\] have \d+ tokens together in microbatch 0 of llm, too few for cp 100"):
         cargoes(BOTH, 100, samples=(9,))
 
 

@@ -110,7 +110,8 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ),
         (
             {"units": {"llm": {"cp": 2, "compile": True}, "generator": {}}},
-            "topology: unit 'llm' has cp 2 and compile true and a generator behind it, but ranks share sequences in layers",
+            "topology: unit 'llm' has cp 2 and compile true and a generator behind it, but ranks share sequences in layers that "
+            "are whole and not compiled, and a generator takes no part of one: leave out one or the other",
         ),
         (
             {"units": {"llm": {"cp": "auto"}}},
@@ -119,7 +120,8 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ),
         (
             {"units": {"vision": {"cp": 2}, "llm": {}}},
-            "topology: unit 'vision' has cp 2, which shares sequences of the llm, and media are not cut: take it away, or set",
+            "topology: unit 'vision' has cp 2, which shares sequences of the llm, and media are not cut: take it away, or set it "
+            "of 'llm'",
         ),
         (
             {"units": {"llm": {"frozen_projector": True}}},

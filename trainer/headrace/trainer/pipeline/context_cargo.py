@@ -46,14 +46,14 @@ class ContextCargoMaker(CargoMaker):
         self._part, self._parts = dist.get_rank(self._group), range(dist.get_world_size(self._group))
 
     def __call__(self, routes: Routes, portion: Portion, data: PackedMicrobatch) -> Cargo:
-        """As `CargoMaker`; data: of whole samples. Raises UserError, in all places of the group, where one would have no token."""
+        """As `CargoMaker`; data: of whole samples. Raises UserError, in all places alike, where one would have no token."""
         num_tokens = len(data.input_ids)
         if not num_tokens:
             return super().__call__(routes, portion, data)
         if num_tokens < len(self._parts):
             raise UserError(
-                f"samples {data.sample_ids.tolist()} are {num_tokens} tokens together in microbatch {portion.forward}, too few for "
-                f"cp {len(self._parts)}, where each rank has one at least: lower cp, or leave out such samples (a source's filter)"
+                f"samples {data.sample_ids.tolist()} have {num_tokens} tokens together in microbatch {portion.forward} of llm, "
+                f"too few for cp {len(self._parts)}, which gives each rank one: lower cp, or leave them out (a source's filter)"
             )
         several = [self._parts] * (len(data.cu_seqlens) - 1)
         rows = SequenceRows.of(data.cu_seqlens, several, self._part, block=block_of(num_tokens, len(self._parts)))
