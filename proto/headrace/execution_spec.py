@@ -309,11 +309,11 @@ def check_context(units: Mapping[str, UnitExecution], stages: Collection[str]) -
                 f"unit {unit!r} has cp auto, which chooses a number of FSDP ranks for each sequence, but in a pipeline all share "
                 "one: give a number, or take FSDP ranks"
             )
-        others = {f"tp {size.tp}": size.tp > 1, "compile true": size.compile, f"a {GENERATOR} behind it": GENERATOR in stages}
+        others = {"compile true": size.compile, f"a {GENERATOR} behind it": GENERATOR in stages}
         if wrong := [other for other, is_there in others.items() if is_there]:
             raise ValueError(
-                f"unit {unit!r} has cp {size.cp} and {' and '.join(wrong)}, but ranks share sequences in layers that are whole "
-                f"and not compiled, and a {GENERATOR} takes no part of one: leave out one or the other"
+                f"unit {unit!r} has cp {size.cp} and {' and '.join(wrong)}, but layers that share sequences are not compiled, "
+                f"and a {GENERATOR} takes no part of one: leave out one or the other"
             )
 
 

@@ -67,8 +67,8 @@ def job(**execution: Any) -> JobSpec:
             "unit 'llm' has cp 2, which is for the llm in pipelines and on FSDP ranks: set `trainer: pipeline` or",
         ),
         (
-            {"trainer": "pipeline", "units": {"llm": {"cp": 2, "tp": 2}}},
-            "execution: unit 'llm' has cp 2 and tp 2, but ranks share sequences in layers that are whole and not compiled",
+            {"trainer": "pipeline", "units": {"llm": {"cp": 2, "compile": True}}},
+            "execution: unit 'llm' has cp 2 and compile true, but layers that share sequences are not compiled",
         ),
         ({"trainer": "pipeline", "units": {"llm": {"cp": "auto"}}}, "in a pipeline all share one: give a number, or take FSDP"),
         (

@@ -14,8 +14,7 @@ from tests.examples import with_examples
 exactly = with_examples(60)
 few = st.integers(1, 3)
 encoders = st.dictionaries(st.sampled_from(["vision", "audio"]), st.builds(UnitTopology, dp=few, tp=few, pp=few))
-cut = st.fixed_dictionaries({"tp": few}) | st.fixed_dictionaries({"cp": few})
-llms = st.builds(lambda dp, pp, slices: UnitTopology(dp=dp, pp=pp, **slices), few, few, cut)
+llms = st.builds(UnitTopology, dp=few, tp=few, cp=few, pp=few)
 topologies = st.builds(lambda others, llm: PipelineTopology(units={"llm": llm, **others}), encoders, llms)
 
 
@@ -37,6 +36,13 @@ def test_places_that_share_sequences_have_the_same_weights() -> None:
     assert tensor_groups(topology) == tuple((number,) for number in range(10))
     assert context_groups(topology) == ((0,), (1,), (2, 3), (4, 5), (6, 7), (8, 9))
     assert tied_groups(topology) == ((2, 4), (3, 5), (6, 8), (7, 9))
+
+
+def test_slices_of_layers_are_neighbours_among_places_that_share_sequences() -> None:
+    topology = topology_of({"llm": {"dp": 2, "cp": 2, "tp": 2}})
+    assert data_groups(topology) == ((0, 2, 4, 6), (1, 3, 5, 7))
+    assert tensor_groups(topology) == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert context_groups(topology) == ((0, 2), (1, 3), (4, 6), (5, 7))
 
 
 def test_ends_on_one_rank_need_no_group() -> None:

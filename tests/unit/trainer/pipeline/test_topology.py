@@ -24,8 +24,7 @@ TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layer
 exactly = with_examples(60)
 few = st.integers(1, 3)
 encoders = st.dictionaries(st.sampled_from(["vision", "audio"]), st.builds(UnitTopology, dp=few, tp=few, pp=few))
-cut = st.fixed_dictionaries({"tp": few}) | st.fixed_dictionaries({"cp": few})
-llms = st.builds(lambda dp, pp, slices: UnitTopology(dp=dp, pp=pp, **slices), few, few, cut)
+llms = st.builds(UnitTopology, dp=few, tp=few, cp=few, pp=few)
 topologies = st.builds(lambda others, llm: PipelineTopology(units={"llm": llm, **others}), encoders, llms)
 
 
@@ -104,14 +103,9 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ({"units": {"llm": {"tp": 0}}}, "units.llm.tp: must be greater than or equal to 1, got 0"),
         ({"units": {"llm": {"ep": 2}}}, "units.llm.ep: there is no such field, got 2"),
         (
-            {"units": {"llm": {"cp": 2, "tp": 2}}},
-            "topology: unit 'llm' has cp 2 and tp 2, but ranks share sequences in layers that are whole and not compiled, and a "
-            "generator takes no part of one: leave out one or the other",
-        ),
-        (
             {"units": {"llm": {"cp": 2, "compile": True}, "generator": {}}},
-            "topology: unit 'llm' has cp 2 and compile true and a generator behind it, but ranks share sequences in layers that "
-            "are whole and not compiled, and a generator takes no part of one: leave out one or the other",
+            "topology: unit 'llm' has cp 2 and compile true and a generator behind it, but layers that share sequences are not "
+            "compiled, and a generator takes no part of one: leave out one or the other",
         ),
         (
             {"units": {"llm": {"cp": "auto"}}},

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headrace.block_distribution import BLOCK
-from headrace.errors import UserError
 from headrace.trainer.context.context_model import check_sequences
 from headrace.trainer.context.gathered_attention import GatheredAttention
 from headrace.trainer.context.sequence_rows import SequenceRows
 from headrace.trainer.loading.collate import PackedMicrobatch
+from headrace.trainer.loading.slices import contiguous, padded_to_slices
 from headrace.trainer.pipeline.cargo import Cargo, CargoMaker
 from headrace.trainer.pipeline.layer_inputs import attending
 from headrace.trainer.pipeline.routes import Portion, Routes
@@ -44,19 +44,19 @@ class ContextCargoMaker(CargoMaker):
         check_sequences(stages[0].model)
         self._stages, self._group = stages, stages[0].context
         self._part, self._parts = dist.get_rank(self._group), range(dist.get_world_size(self._group))
+        model, size = stages[0].model, topology.units[place.unit]
+        self._padding = next(token for token in range(3) if token not in (model.image_token_id, model.audio_token_id))
+        self._tp, self._tensor_slice = size.tp, size.tensor_slice(place)
 
     def __call__(self, routes: Routes, portion: Portion, data: PackedMicrobatch) -> Cargo:
-        """As `CargoMaker`; data: of whole samples. Raises UserError, in all places alike, where one would have no token."""
-        num_tokens = len(data.input_ids)
-        if not num_tokens:
+        """As `CargoMaker`; data: of whole samples, which are padded where they have fewer tokens than there are places."""
+        if not len(data.input_ids):
             return super().__call__(routes, portion, data)
-        if num_tokens < len(self._parts):
-            raise UserError(
-                f"samples {data.sample_ids.tolist()} have {num_tokens} tokens together in microbatch {portion.forward} of llm, "
-                f"too few for cp {len(self._parts)}, which gives each rank one: lower cp, or leave them out (a source's filter)"
-            )
+        if len(data.input_ids) < len(self._parts):
+            data = padded_to_slices(data, len(self._parts), contiguous, 1, self._padding)
+        block = block_of(len(data.input_ids), len(self._parts))
         several = [self._parts] * (len(data.cu_seqlens) - 1)
-        rows = SequenceRows.of(data.cu_seqlens, several, self._part, block=block_of(num_tokens, len(self._parts)))
+        rows = SequenceRows.of(data.cu_seqlens, several, self._part, block=block)
         [attention] = rows.attention.parts
         assert isinstance(attention, GatheredAttention), "several places share all samples"
         own, attend = rows.take(data), replace(attention, group=self._group)
@@ -69,7 +69,22 @@ class ContextCargoMaker(CargoMaker):
             taken = rows.among(self._places(unit, data))
             received[unit] = taken if join.order is None else join.order[taken]
         inputs[0] = replace(inputs[0], entry=replace(inputs[0].entry, received=received))
-        return Cargo(inputs=inputs, arriving=_as_received(arriving), joins=_apart(joins), most_rows=attention.longest)
+        return Cargo(
+            inputs=inputs,
+            arriving=self._as_received(arriving, joins),
+            joins={unit: replace(join, num_rows=self._tp * join.num_own, order=None) for unit, join in joins.items()},
+            most_rows=attention.longest,
+        )
+
+    def _as_received(self, exchanges: Sequence[Exchange], joins: Mapping[str, Join]) -> list[Exchange]:
+        """Return exchanges whose rows are places among what the tensor-parallel slices with this part of the sequences receive of
+        a unit, slice by slice, each padded: that much is joined in front of the stage, and the rest inside of it."""
+        found, ends = [], {unit: self._tensor_slice * join.num_own for unit, join in joins.items()}
+        for exchange in exchanges:
+            begin = ends[exchange.unit]
+            ends[exchange.unit] += exchange.num_rows
+            found.append(replace(exchange, rows=slice(begin, ends[exchange.unit])))
+        return found
 
     def _places(self, unit: str, data: PackedMicrobatch) -> Tensor:
         """Return the places (t,) int64 of a unit's tokens in the portion, in the order in which they come from it."""
@@ -83,18 +98,3 @@ class ContextCargoMaker(CargoMaker):
 def block_of(num_tokens: int, num_places: int) -> int:
     """Return the tokens of a block where so many places share so many tokens: `BLOCK`, or fewer where these are few."""
     return max(1, min(BLOCK, num_tokens // (BLOCKS_OF_PLACE * num_places)))
-
-
-def _as_received(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Return exchanges whose rows are those of what the place itself receives from a unit, one behind the other."""
-    found, ends = [], dict[str, int]()
-    for exchange in exchanges:
-        begin = ends.get(exchange.unit, 0)
-        ends[exchange.unit] = begin + exchange.num_rows
-        found.append(replace(exchange, rows=slice(begin, ends[exchange.unit])))
-    return found
-
-
-def _apart(joins: Mapping[str, Join]) -> dict[str, Join]:
-    """Return joins under which each place has what it receives itself, padded: they are joined inside of the stage."""
-    return {unit: Join(num_rows=join.num_own, num_own=join.num_own, order=None) for unit, join in joins.items()}

@@ -98,15 +98,15 @@ class PlaceStep:
 
         image, audio: of the job, for the samples on which the stages are measured. Raises UserError as `StageMemory` does.
         """
-        slices = self.groups.slices or self.groups.context
+        groups = [group for group in (self.groups.slices, self.groups.context) if group is not None]
         kept = [
-            measure_kept(stage, self.topology, self.place, chunk, dtype=self._dtype, image=image, audio=audio, slices=slices)
+            measure_kept(stage, self.topology, self.place, chunk, dtype=self._dtype, image=image, audio=audio, groups=groups)
             for chunk, stage in enumerate(self.stages)
         ]
         state = StateBytes.of(self.stages, self.optimizer, self._dtype)
         device_bytes = math.inf if self._device.type == "cpu" else torch.cuda.get_device_properties(self._device).total_memory
         self.executor.memory = StageMemory(
-            self.topology, self.place, self.stages, kept, state, device_bytes=device_bytes, slices=slices
+            self.topology, self.place, self.stages, kept, state, device_bytes=device_bytes, groups=groups
         )
         return self.executor.memory
 
