@@ -9,7 +9,7 @@ from typing import Literal
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
-from headrace.execution_spec import COLOCATED, FSDP, ExecutionSpec
+from headrace.execution_spec import COLOCATED, FSDP, ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
 from headrace.peer_spec import load_stored_json
 from headrace.plan import LLM, Topology
@@ -164,9 +164,9 @@ def _sharing_of(spec: ExecutionSpec, topology: Topology) -> Sharing | None:
     guests = spec.of_units("on")
     if not guests:
         return None
-    widths = spec.of_units("tp")
+    sizes = {unit: spec.units.get(unit, UnitExecution()) for unit in topology.stages}
     return Sharing(
         order=spec.sharing,
-        slices={unit: widths.get(unit, 1) for unit in topology.stages if unit in (*guests, LLM)},
+        slices={unit: size.num_slices for unit, size in sizes.items() if unit in (*guests, LLM)},
         pieces=spec.of_units("pieces"),
     )

@@ -255,6 +255,10 @@ def test_ranks_that_share_the_llms_sequences_take_equal_parts_of_its_time_and_me
     assert np.array_equal(shared.estimated["vision"], alone.estimated["vision"])
     assert shared.plan is not None
     assert (shared.plan.topology.replicas, shared.plan.degrees) == (2, {})
+    guest = job(trainer="pipeline", units={"llm": {"cp": 4}, "vision": {"on": "llm", "dp": 16}})
+    sharing = execution_of(guest, TOPOLOGY).sharing
+    assert sharing is not None
+    assert sharing.slices == {"vision": 1, "llm": 4}, "four ranks of the LLM take their actions together"
     limit = {"trainer": "pipeline", "memory_gib": 8}
     with pytest.raises(ValueError, match="memory"):
         planned(job(**limit))
