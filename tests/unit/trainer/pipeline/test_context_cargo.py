@@ -144,9 +144,9 @@ def test_nothing_comes_to_a_later_stage_but_hidden_states_of_the_same_rows() -> 
 
 
 def test_where_there_are_fewer_tokens_than_places_the_others_have_padding_without_targets() -> None:
-    whole, places = packed_samples((9,), audio=True), cargoes(BOTH, 64, samples=(9,))
-    assert 0 < len(whole.input_ids) < 64
-    assert [cargo.num_rows for cargo in places] == [1] * 64
+    short = next(sample for sample in range(100) if len(packed_samples((sample,), audio=True).input_ids) < 8)
+    whole, places = packed_samples((short,), audio=True), cargoes(BOTH, 8, samples=(short,))
+    assert [cargo.num_rows for cargo in places] == [1] * 8
     assert sum(cargo.inputs[0].end.target_weight for cargo in places) == pytest.approx(whole.target_weight)
     placeholders = [sum(map(len, entry(cargo).placeholders.values())) for cargo in places]
     assert sum(placeholders) == sum(int((whole.input_ids == token).sum()) for token in TOKENS[ENCODER])
