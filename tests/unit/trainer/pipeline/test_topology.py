@@ -17,6 +17,7 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import JobSpec, parse_spec
 from headrace.topology_spec import TopologySpec
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
+from headrace.trainer.recovery.nodes_spec import RecoverySpec
 from tests.examples import with_examples
 
 TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
@@ -367,3 +368,13 @@ def test_a_job_is_planned_for_the_dp_of_each_unit_and_trainers_with_another_are_
     sentence = r"the job plans for units with a dp of their own none, but the topology of the trainers has vision \(3\): change"
     with pytest.raises(UserError, match=sentence):
         topology.check_execution(ExecutionSpec(latency_us=1.0), topology.stages)
+
+
+def test_trainers_that_share_no_sequences_of_a_job_that_does_are_told_both_and_so_are_nodes() -> None:
+    shared = topology_of({"vision": {}, "llm": {"cp": 2}})
+    shared.check_execution(shared.execution, shared.stages)
+    with pytest.raises(UserError, match=r"plans for cp units llm \(2\), but the topology of the trainers has none: change one"):
+        topology_of({"vision": {}, "llm": {}}).check_execution(shared.execution, shared.stages)
+    nodes = RecoverySpec.model_validate({"nodes": 4, "units": {"vision": {}, "llm": {}}})
+    with pytest.raises(UserError, match=r"execution plans for cp units llm \(2\), but the nodes' spec has none: change one of"):
+        nodes.check_execution(shared.execution)
