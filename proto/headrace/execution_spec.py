@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -40,9 +40,10 @@ class UnitExecution(SpecSection):
     tp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] = 1
     """Number of tensor-parallel slices of every layer."""
     cp: Annotated[int, Field(ge=1, le=limits.MAX_SLICES)] | Literal["auto"] = 1
-    """Number of neighbouring ranks that share each sequence of the LLM on FSDP ranks (context parallelism), or fewer where it has
-    fewer blocks of 128 tokens. "auto": a number for each sequence, the fewest ranks on which it takes no more than a rank's even
-    share of the step, so that short ones are on one rank and long ones on several, up to all of them."""
+    """Number of neighbouring ranks that share each sequence of the LLM (context parallelism). In pipelines every stage of each of
+    `topology.replicas` has so many. FSDP ranks are `topology.replicas` in all, of which fewer share a sequence that has fewer
+    blocks of 128 tokens. "auto", there alone: a number for each sequence, the fewest ranks on which it takes no more than a
+    rank's even share of the step, so that short ones are on one rank and long ones on several, up to all of them."""
     tp_overlap: Annotated[int, Field(ge=1, le=64)] = 1
     """In how many pieces the slices exchange a microbatch's rows in front of and behind their matrices, each while another is
     computed with. A piece is a smaller product, so few are best: 2 or 4 where a microbatch has thousands of rows. 1: only
@@ -83,6 +84,11 @@ class UnitExecution(SpecSection):
     cuts: tuple[int, ...] | None = None
     """First layer of every part of the unit but the first; there are as many parts as stages times chunks. Plans take all stages
     of a unit to be equally long. None: the trainers find the cuts that make them most nearly so."""
+
+    @property
+    def num_slices(self) -> int:
+        """How many ranks of a pipeline have a stage of a replica together: slices of its layers, or of its sequences."""
+        return self.tp * (1 if self.cp == "auto" else self.cp)
 
 
 class ExecutionSpec(SpecSection):
@@ -152,11 +158,14 @@ class ExecutionSpec(SpecSection):
         return self
 
     def _check_cp(self) -> None:
-        wrong = {unit: cp for unit, cp in self.of_units("cp").items() if unit != LLM or self.trainer != FSDP}
+        wrong = {unit: cp for unit, cp in self.of_units("cp").items() if unit != LLM or self.trainer not in (FSDP, "pipeline")}
         for unit, cp in wrong.items():
-            rule = "is for the llm on FSDP ranks" if unit == LLM else f"shares sequences of the {LLM}, and media are not cut"
-            remedy = "set `trainer: fsdp`, or take it away" if unit == LLM else f"take it away, or set it of {LLM!r}"
-            raise ValueError(f"unit {unit!r} has cp {cp}, which {rule}: {remedy}")
+            if unit != LLM:
+                raise ValueError(_not_of_the_llm(unit, cp))
+            raise ValueError(
+                f"unit {unit!r} has cp {cp}, which is for the llm in pipelines and on FSDP ranks: set `trainer: pipeline` or "
+                "`trainer: fsdp`, or take it away"
+            )
 
     def _check_fsdp(self) -> None:
         wrong = [name for name in _OF_PIPELINES if getattr(self, name) != type(self).model_fields[name].default]
@@ -195,7 +204,7 @@ class ExecutionSpec(SpecSection):
                 f"{dict(stages)}: set it to {{vision: 1, audio: 1, llm: 1}}"
             )
         cp = self.cp
-        if cp != "auto" and replicas % cp:
+        if self.trainer == FSDP and cp != "auto" and replicas % cp:
             raise ValueError(
                 f"execution: {LLM!r} has cp {cp}, which does not divide the {replicas} FSDP ranks (topology.replicas): take a "
                 "divisor, or auto, which chooses a number for each sequence"
@@ -209,9 +218,11 @@ class ExecutionSpec(SpecSection):
                     "lower it, or set frozen"
                 )
         try:
+            if self.trainer == "pipeline":
+                check_context(self.units, stages)
             check_units(self.units, stages, self.chunks, self.schedule)
             sizes = {unit: self.units.get(unit, UnitExecution()) for unit in stages}
-            places = {unit: (size.dp or replicas) * size.tp * stages[unit] for unit, size in sizes.items()}
+            places = {unit: (size.dp or replicas) * size.num_slices * stages[unit] for unit, size in sizes.items()}
             check_sharing(sizes, self.sharing, places)
         except ValueError as err:
             raise ValueError(f"execution: {err}") from err
@@ -286,27 +297,44 @@ def check_units(units: Mapping[str, UnitExecution], stages: Mapping[str, int], c
         raise ValueError(f"{last!r} is the last unit and has no projector behind it: take away its frozen_projector")
 
 
-def check_uncut(units: Mapping[str, UnitExecution]) -> None:
-    """Raise ValueError for units of pipelines whose sequences are to be cut."""
+def check_context(units: Mapping[str, UnitExecution], stages: Collection[str]) -> None:
+    """Raise ValueError where a pipeline cannot share sequences as its units say. stages: the names of all units."""
     for unit, size in units.items():
-        if size.cp != 1:
+        if size.cp == 1:
+            continue
+        if unit != LLM:
+            raise ValueError(_not_of_the_llm(unit, size.cp))
+        if size.cp == "auto":
             raise ValueError(
-                f"unit {unit!r} has cp {size.cp}, but pipelines do not share sequences: take it away, or take FSDP ranks"
+                f"unit {unit!r} has cp auto, which chooses a number of FSDP ranks for each sequence, but in a pipeline all share "
+                "one: give a number, or take FSDP ranks"
             )
+        others = {"compile true": size.compile, f"a {GENERATOR} behind it": GENERATOR in stages}
+        if wrong := [other for other, is_there in others.items() if is_there]:
+            raise ValueError(
+                f"unit {unit!r} has cp {size.cp} and {' and '.join(wrong)}, but layers that share sequences are not compiled, "
+                f"and a {GENERATOR} takes no part of one: leave out one or the other"
+            )
+
+
+def _not_of_the_llm(unit: str, cp: int | str) -> str:
+    rule = f"shares sequences of the {LLM}, and media are not cut"
+    return f"unit {unit!r} has cp {cp}, which {rule}: take it away, or set it of {LLM!r}"
 
 
 def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, places: Mapping[str, int]) -> None:
     """Raise ValueError where units cannot share ranks as they say.
 
-    units: all of them. places: dp x tp x pp of each.
+    units: all of them. places: dp x tp x cp x pp of each.
     """
     sharers = [unit for unit, size in units.items() if size.on is not None]
     for unit in sharers:
         if unit == LLM:
             raise ValueError(f"unit {LLM!r} is on itself: take its on away, and set it where other units are to share its ranks")
         if places[unit] != places[LLM]:
+            factors = "dp x tp x pp" if units[LLM].cp == 1 else "dp x tp x cp x pp"
             raise ValueError(
-                f"unit {unit!r} is on the ranks of the {LLM}, whose dp x tp x pp is {places[LLM]}, but its own is "
+                f"unit {unit!r} is on the ranks of the {LLM}, whose {factors} is {places[LLM]}, but its own is "
                 f"{places[unit]}: set its dp, tp or pp so that every rank has a part of it"
             )
         if unit == GENERATOR and sharing == COLOCATED:

@@ -222,7 +222,7 @@ class JobSpec(SpecSection):
 
     @model_validator(mode="after")
     def _shared_sequences_can_be_planned(self) -> Self:
-        if self.execution.cp == 1:
+        if self.execution.cp == 1 or self.execution.trainer != FSDP:
             return self
         why = ""
         if self.strategy not in ("auto", *CROSS_REPLICA_STRATEGIES):

@@ -154,13 +154,17 @@ def test_our_trainer_reports_a_loss_for_each_set(of_one_rank: list[tuple[str, ..
 
 
 @pytest.mark.slow
-def test_a_pipeline_reports_the_same(of_one_rank: list[tuple[str, ...]], calm: Cluster, spec: MakeSpec, tmp_path: Path) -> None:
-    job = calm.submit(spec("of-a-pipeline", topology={"replicas": 2, "microbatches": 2, "stages": {"encoder": 1, "llm": 2}}))
-    units = {"encoder": {"dp": 1}, "llm": {"dp": 2, "pp": 2}}
-    processes = trainers.start(calm.group, calm, job, tmp_path, units, 5, 5, "--evaluate-every", "2")
+@pytest.mark.parametrize("llm", [{"dp": 2, "pp": 2}, {"cp": 2, "pp": 2}], ids=["replicas", "shared-sequences"])
+def test_a_pipeline_reports_the_same(
+    of_one_rank: list[tuple[str, ...]], calm: Cluster, spec: MakeSpec, tmp_path: Path, llm: dict[str, int]
+) -> None:
+    name, replicas = f"of-a-pipeline-{'-'.join(llm)}", llm.get("dp", 1)
+    topology = {"replicas": replicas, "microbatches": 4 // replicas, "stages": {"encoder": 1, "llm": 2}}
+    job = calm.submit(spec(name, topology=topology))
+    processes = trainers.start(calm.group, calm, job, tmp_path, {"encoder": {}, "llm": llm}, 5, 5, "--evaluate-every", "2")
     assert trainers.wait(processes) == [0] * 5, processes[0].last_words()
     assert reported(processes[0].log.read_text()) == of_one_rank
-    assert ledger_sha256(calm.ledger("of-a-pipeline")) == ledger_sha256(calm.ledger("one-rank"))
+    assert ledger_sha256(calm.ledger(name)) == ledger_sha256(calm.ledger("one-rank"))
 
 
 @pytest.mark.slow

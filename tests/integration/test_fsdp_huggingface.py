@@ -1,4 +1,5 @@
-"""Published models of `transformers` on FSDP ranks: two of them, beside one that has all of it, and back to a folder."""
+"""Published models of `transformers` on FSDP ranks, and where ranks of a pipeline share sequences, beside one that has all of
+it, and back to a folder."""
 
 from __future__ import annotations
 
@@ -87,7 +88,8 @@ def test_two_ranks_train_a_published_model_as_one_does(
     shutil.copy(BUNDLED, folder / "tokenizer.json")
     settings = tmp_path / "model.yaml"
     settings.write_text(yaml.safe_dump({"model": {"whole": str(folder)}, "optimizer": {"learning_rate": 1e-3}}))
-    options = ["--fsdp", "--topology", str(settings)]
+    of_model = ["--topology", str(settings)]
+    options = ["--fsdp", *of_model]
     job_of = partial(spec, steps=2, global_batch=3, **sections)
     stages = {unit: 1, "llm": 1}
     alone = calm.submit(
@@ -105,6 +107,11 @@ def test_two_ranks_train_a_published_model_as_one_does(
     with calm.client() as client:
         degrees = [client.show_plan(job, step)[1].degrees for step in range(2)]
     assert any(degrees) or unit == "audio", "some sequence is shared, but those of sounds are of one block"
+    topology = {"replicas": 1, "microbatches": 1, "stages": stages | {"llm": 2}}
+    staged = {"trainer": "pipeline", "units": {"llm": {"cp": 2}}}
+    job = calm.submit(job_of(f"{make.__name__}-staged", topology=topology, execution=staged))
+    for log in trained(calm, tmp_path, job, 5, *of_model):
+        assert losses(log) == pytest.approx(expected, rel=1e-4)
     out = tmp_path / "out"
     assert main(["export", str(saved), str(out), "--model", str(folder)]) == 0
     _, info = type(make(vocabulary.image_token, vocabulary.audio_token)).from_pretrained(out, output_loading_info=True)

@@ -108,6 +108,21 @@ def test_replicas_that_keep_a_third_of_the_weights_each_learn_the_same_and_go_on
     assert shares == pytest.approx([1 / 3] * 3, rel=0.01)
 
 
+def test_ranks_that_share_sequences_update_equal_shares_and_go_on_from_others_checkpoints(
+    processes: Processes, tmp_path: Path
+) -> None:
+    shared = {"units": {"vision": {}, "llm": {"cp": 3}}}
+    whole = steps(processes, range(3))
+    first = steps(processes, range(1), shared, save_to=str(tmp_path / "shared"))
+    others = steps(processes, range(1, 3), load_from=str(tmp_path / "shared"), save_to=str(tmp_path / "whole"))
+    last = steps(processes, range(3, 4), shared, load_from=str(tmp_path / "whole"))
+    assert first[0].results[-1].loss == pytest.approx(whole[0].results[1].loss, rel=1e-5)
+    assert close(others[1:], whole[1:], weights=True)
+    for name in first[1].gradients:
+        assert sum(name in answer.moments for answer in first[1:]) == 1, "each parameter is written by one"
+    assert all(same(answer.weights, last[1].weights) for answer in last[2:])
+
+
 def close(some: list[Answer], others: list[Answer], *, results: int = 0, weights: bool = False) -> bool:
     """Up to the order of sums. results: number of the first results that are compared; 0: the last two."""
     for one, other in zip(some, others, strict=True):

@@ -39,6 +39,24 @@ def test_a_pipeline_trains_as_one_process_does(calm, spec, tmp_path: Path) -> No
         assert of_rank == pytest.approx(whole, rel=1e-4)
 
 
+def test_ranks_of_a_pipeline_that_share_sequences_train_as_one_process_does(calm, spec, tmp_path: Path) -> None:
+    """The job says how many; the plan has one replica."""
+    logs = {}
+    planned = {"replicas": 1, "microbatches": 2, "stages": {"vision": 1, "audio": 1, "llm": 1}}
+    shared = {"trainer": "pipeline", "units": {"llm": {"cp": 2, "checkpointing": True}}}
+    with ProcessGroup() as group:
+        for name, execution, world in (("together", {}, 1), ("shared", shared, 4)):
+            job_name = f"{name}-{tmp_path.name[-1]}"
+            job = calm.submit(spec(job_name, steps=3, topology=planned, execution=execution))
+            processes = start(group, calm, job, tmp_path, None, world, world)
+            assert wait(processes) == [0] * world, processes[0].last_words()
+            logs[name] = [losses(process.log) for process in processes]
+    [whole] = logs["together"]
+    assert len(whole) == 3
+    for of_rank in logs["shared"]:
+        assert of_rank == pytest.approx(whole, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("llm", [{}, {"dp": 2, "shard_weights": True}], ids=["whole", "sharded"])
 def test_a_job_goes_on_from_its_newest_checkpoint(calm, spec, tmp_path: Path, llm: dict[str, int]) -> None:

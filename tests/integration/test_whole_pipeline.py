@@ -46,9 +46,39 @@ def test_loss_gradients_and_weights_are_those_of_one_process(processes: Processe
     assert differences(processes, case, transports=[transport]) == []
 
 
-@pytest.mark.parametrize("units", [("vision", "audio", "llm"), ("encoder", "llm"), ("vision", "llm", "generator")], ids="-".join)
-def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...]) -> None:
-    case = Case(schedule="1f1b", strategy="entrain", units=units, degrees="llm in 2", frozen="all learn")
+MEDIA = ("vision", "audio", "llm")
+SHARED = [
+    Case("1f1b", "entrain", MEDIA, "cp 2, llm in 2", "all learn", head="untied", dropout="dropout"),
+    Case("zero-bubble", "disttrain", ("vision", "llm"), "cp 3, llm in 2", "frozen encoder", "clipped", "recomputed"),
+    Case("eager", "orchmllm", MEDIA, "cp 2, tp 2", "first layers", precision="bfloat16"),
+]
+SHARED_TOO = [
+    Case("interleaved", "entrain", ("vision", "llm"), "cp 2, 2 replicas", "frozen llm", "clipped", weights="sharded"),
+    Case("eager", "orchmllm", ("encoder", "llm"), "cp 4", "all learn", precision="bfloat16"),
+    Case("gpipe", "entrain", ("vision", "llm"), "nested in 2, on 2 that share", "all learn"),
+    Case("1f1b", "entrain", ("vision", "llm"), "cp 6", "all learn"),
+]
+"""`make verify PART=pipeline-cp` has many more."""
+
+
+@pytest.mark.parametrize("case", [*SHARED, *(pytest.param(case, marks=pytest.mark.slow) for case in SHARED_TOO)], ids=str)
+def test_ranks_that_share_sequences_compute_what_one_process_does(processes: Processes, case: Case) -> None:
+    assert case.can_run
+    assert differences(processes, case) == []
+
+
+@pytest.mark.parametrize(
+    ("units", "degrees"),
+    [
+        (("vision", "audio", "llm"), "llm in 2"),
+        (("encoder", "llm"), "llm in 2"),
+        (("vision", "llm", "generator"), "llm in 2"),
+        (("vision", "llm"), "cp 2, llm in 2"),
+    ],
+    ids=str,
+)
+def test_packs_that_are_padded_to_one_length_change_nothing(processes: Processes, units: tuple[str, ...], degrees: str) -> None:
+    case = Case(schedule="1f1b", strategy="entrain", units=units, degrees=degrees, frozen="all learn")
     assert differences(processes, case, pack_tokens=128) == []
 
 

@@ -4,7 +4,7 @@ takes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -54,6 +54,26 @@ DEGREES: dict[str, dict[str, dict[str, Any]]] = {
     "colocated slices on 2 stages": {"encoder": {"tp": 2, "on": LLM}, "llm": {"pp": 2}},
 }
 """`encoder`: of each one; `generator`: where there is one."""
+CONTEXT_DEGREES: dict[str, dict[str, dict[str, Any]]] = {
+    "cp 2": {"llm": {"cp": 2}},
+    "cp 3": {"llm": {"cp": 3}},
+    "cp 4": {"encoder": {"dp": 2}, "llm": {"cp": 4}},
+    "cp 6": {"llm": {"cp": 6}},
+    "cp 2, llm in 2": {"llm": {"cp": 2, "pp": 2}},
+    "cp 3, llm in 2": {"llm": {"cp": 3, "pp": 2}},
+    "cp 2, llm in 3": {"llm": {"cp": 2, "pp": 3}},
+    "cp 2, tp 2": {"llm": {"cp": 2, "tp": 2}},
+    "cp 3, tp 2": {"llm": {"cp": 3, "tp": 2}},
+    "tp 2 to cp 2, tp 2 in pieces": {"encoder": {"tp": 2}, "llm": {"cp": 2, "tp": 2, "tp_overlap": 2}},
+    "cp 2, 2 replicas": {"encoder": {"dp": 3}, "llm": {"cp": 2, "dp": 2}},
+    "tp 2 to cp 2": {"encoder": {"tp": 2}, "llm": {"cp": 2}},
+    "tp 2 to cp 3": {"encoder": {"tp": 2}, "llm": {"cp": 3}},
+    "nested on 2 that share": {"encoder": {"dp": 2, "on": LLM}, "llm": {"cp": 2}},
+    "nested in 2, on 2 that share": {"encoder": {"dp": 2, "pp": 2, "on": LLM}, "llm": {"cp": 2, "pp": 2}},
+    "colocated on 2 that share": {"encoder": {"dp": 2, "on": LLM}, "llm": {"cp": 2}},
+}
+"""Those in which ranks share sequences of the LLM."""
+_EVERY_DEGREE = DEGREES | CONTEXT_DEGREES
 _WHOLLY: dict[str, bool | int] = {"frozen": True, "frozen_projector": True}
 FROZEN: dict[str, dict[str, dict[str, bool | int]]] = {
     "all learn": {},
@@ -106,7 +126,7 @@ class Case:
     @property
     def topology(self) -> dict[str, Any]:
         """The document that a user would write."""
-        degrees, frozen = DEGREES[self.degrees], frozen_in(self.units, self.frozen)
+        degrees, frozen = _EVERY_DEGREE[self.degrees], frozen_in(self.units, self.frozen)
         recomputed = {unit: self.activations == "recomputed" and unit != ENCODER for unit in self.units}
         whole = {unit: self.precision != HALF_RESIDUAL or unit == ENCODER for unit in self.units}
         units = {
@@ -144,18 +164,20 @@ class Case:
     @property
     def can_run(self) -> bool:
         """Whether MOST_PROCESSES reach, something learns, and units that have to be whole, or to send whole rows, do."""
-        cut = self.schedule == "interleaved" or bool({"pp", "tp", "pieces"} & DEGREES[self.degrees].get("encoder", {}).keys())
+        degrees = _EVERY_DEGREE[self.degrees]
+        cut = self.schedule == "interleaved" or bool({"pp", "tp", "pieces"} & degrees.get("encoder", {}).keys())
         learns = "generator" in self.units or self.frozen != "only the generator"
         cut = cut or "frozen_layers" in FROZEN[self.frozen].get("encoder", {})
-        in_pieces = "tp_overlap" in DEGREES[self.degrees].get("llm", {})
+        in_pieces = "tp_overlap" in degrees.get("llm", {})
         fits = not (cut and "encoder" in self.units) and not (in_pieces and self.schedule == ZERO_BUBBLE)
         fits = fits and not (self.degrees == "nested in pieces" and self.schedule == "interleaved")
+        fits = fits and not ("cp" in degrees.get("llm", {}) and "generator" in self.units)
         return fits and learns and self.num_processes <= MOST_PROCESSES
 
     @property
     def num_processes(self) -> int:
         units = [unit for unit in self.topology["units"].values() if "on" not in unit]
-        return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "pp")) for unit in units)
+        return sum(math.prod(unit.get(degree, 1) for degree in ("dp", "tp", "cp", "pp")) for unit in units)
 
 
 PIPELINES: dict[str, tuple[Any, ...]] = {
@@ -189,10 +211,11 @@ def frozen_in(units: Sequence[str], name: str) -> dict[str, dict[str, bool | int
     return flags
 
 
-def every_pipeline() -> Iterator[Case]:
-    """Every combination of PIPELINES that can run, with the same choice of everything else."""
-    for choices in product(*PIPELINES.values()):
-        if (case := Case(strategy=STRATEGIES[0], **dict(zip(PIPELINES, choices, strict=True)))).can_run:
+def every_pipeline(degrees: Collection[str] = DEGREES) -> Iterator[Case]:
+    """Every combination of PIPELINES, with these degrees, that can run, with the same choice of everything else."""
+    kinds: dict[str, Collection[Any]] = {**PIPELINES, "degrees": degrees}
+    for choices in product(*kinds.values()):
+        if (case := Case(strategy=STRATEGIES[0], **dict(zip(kinds, choices, strict=True)))).can_run:
             yield case
 
 

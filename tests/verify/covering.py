@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
-from tests.verify.cases import OTHERS, PIPELINES, Case, every_pipeline
+from tests.verify.cases import DEGREES, OTHERS, PIPELINES, Case, every_pipeline
 
-KINDS = PIPELINES | OTHERS
 _TRIES = 30  # cases drawn, of which the one is taken that covers most
 
-_Choices = tuple[tuple[str, Any], ...]  # (field of Case, choice) pairs, in the order of KINDS
+_KINDS = (*PIPELINES, *OTHERS)
+_Choices = tuple[tuple[str, Any], ...]  # (field of Case, choice) pairs, in the order of _KINDS
 
 
-def covering_cases(strength: int) -> list[Case]:
-    """A selection in which every `strength` choices of different kinds that can run together do so at least once.
+def covering_cases(strength: int, degrees: Collection[str] = DEGREES) -> list[Case]:
+    """A selection in which every `strength` choices of different kinds, and of these degrees, that can run together do so at
+    least once.
 
     Each case is made around choices that no earlier one has together, with the rest drawn at random, always in the same way.
     """
-    rng, pipelines = random.Random(0), list(every_pipeline())
+    rng, pipelines = random.Random(0), list(every_pipeline(degrees))
+    kinds = PIPELINES | OTHERS | {"degrees": tuple(degrees)}
     having = {
         (kind, choice): [case for case in pipelines if getattr(case, kind) == choice]
         for kind in PIPELINES
-        for choice in KINDS[kind]
+        for choice in kinds[kind]
     }
-    missing = dict.fromkeys(_all(strength))
+    missing = dict.fromkeys(_all(kinds, strength))
     selection = []
     while missing:
         wanted = dict(next(iter(missing)))
@@ -45,14 +47,14 @@ def covering_cases(strength: int) -> list[Case]:
     return selection
 
 
-def _all(strength: int) -> Iterator[_Choices]:
-    for kinds in combinations(KINDS, strength):
-        for choices in product(*(KINDS[kind] for kind in kinds)):
-            yield tuple(zip(kinds, choices, strict=True))
+def _all(kinds: dict[str, tuple[Any, ...]], strength: int) -> Iterator[_Choices]:
+    for some in combinations(kinds, strength):
+        for choices in product(*(kinds[kind] for kind in some)):
+            yield tuple(zip(some, choices, strict=True))
 
 
 def _choices(case: Case, strength: int) -> Iterator[_Choices]:
-    return combinations(((kind, getattr(case, kind)) for kind in KINDS), strength)
+    return combinations(((kind, getattr(case, kind)) for kind in _KINDS), strength)
 
 
 def _completed(pipeline: Case, wanted: dict[str, Any], rng: random.Random) -> Case:

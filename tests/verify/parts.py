@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.verify.cases import MOST_PROCESSES, Case, every_case
+from tests.verify.cases import CONTEXT_DEGREES, MOST_PROCESSES, Case, every_case
 from tests.verify.comparison import differences
 from tests.verify.context_comparison import context_differences, every_context_case
 from tests.verify.context_processes import context_processes
@@ -19,6 +19,8 @@ from tests.verify.fsdp_processes import fsdp_processes
 from tests.verify.processes import TRANSPORTS, Processes
 
 STRENGTH = 3
+STRENGTH_OF_CONTEXT = 2
+"""Of pipelines whose ranks share sequences, which differ from the others in the LLM's attention and in what comes to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +50,21 @@ def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
     return cases if args.cases is None else random.Random(args.seed).sample(cases, min(args.cases, len(cases)))
 
 
-def _carried(args: Namespace) -> Sequence[Carried]:
-    transports = (args.transport,) if args.transport else tuple(TRANSPORTS)
-    cases = _drawn(list(every_case() if args.cases is not None else covering_cases(STRENGTH)), args)
-    return [Carried(case, transports) for case in cases]
+def _of_pipelines(cases: Callable[[Namespace], Sequence[Case]]) -> Part:
+    def carried(args: Namespace) -> Sequence[Carried]:
+        transports = (args.transport,) if args.transport else tuple(TRANSPORTS)
+        return [Carried(case, transports) for case in _drawn(cases(args), args)]
+
+    return Part(
+        carried,
+        lambda: Processes(MOST_PROCESSES),
+        lambda processes, carried: differences(processes, carried.case, transports=carried.transports),
+    )
 
 
 PARTS = {
-    "pipeline": Part(
-        _carried,
-        lambda: Processes(MOST_PROCESSES),
-        lambda processes, carried: differences(processes, carried.case, transports=carried.transports),
-    ),
+    "pipeline": _of_pipelines(lambda args: list(every_case() if args.cases is not None else covering_cases(STRENGTH))),
+    "pipeline-cp": _of_pipelines(lambda _: covering_cases(STRENGTH_OF_CONTEXT, CONTEXT_DEGREES)),
     "fsdp": Part(lambda args: _drawn(every_fsdp_case(), args), fsdp_processes, fsdp_differences),
     "context": Part(lambda args: _drawn(every_context_case(), args), context_processes, context_differences),
 }

@@ -39,6 +39,7 @@ from headrace.trainer.pipeline.checkpoint_files import Checkpoint
 from headrace.trainer.pipeline.feed import columns_of
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
+from headrace.trainer.pipeline.place_groups import context_groups, tensor_groups
 from headrace.trainer.pipeline.place_step import PlaceStep
 from headrace.trainer.pipeline.process_groups import ProcessGroups
 from headrace.trainer.pipeline.routes import Portion, Routes
@@ -98,6 +99,7 @@ class Answer:
     """What a process computed in one of its places."""
 
     slice: int
+    """Of its layers."""
     num_slices: int
     """Of its unit."""
     results: list[StepResult]
@@ -215,7 +217,7 @@ def _groups(topology: PipelineTopology, order: Order, made: _Made) -> ProcessGro
         return made.ends[ranks][order.transport]
 
     # The same key on every process, as all of them make groups together.
-    key = tuple(map(topology.places, range(topology.world_size))), topology.tensor_groups(), order.tied
+    key = tuple(map(topology.places, range(topology.world_size))), tensor_groups(topology), context_groups(topology), order.tied
     if key not in made.groups:
         made.groups[key] = ProcessGroups.make(topology, CPU, tied=order.tied, open_end=open_end)
     return replace(made.groups[key], channels=Channels(topology, rank, CPU, open_end))
@@ -295,8 +297,8 @@ def _answer_of(place: PlaceStep, results: list[StepResult], gradients: dict[str,
     }
     held = place.whole((fused, p) for p, fused in parameters.items())
     weights = {part.name: part.of(p.detach()).float().clone().numpy() for fused, p in held for part in fused}
-    own, num_slices = place.place, place.topology.units[place.place.unit].tp
-    return Answer(own.slice, num_slices, results, gradients, weights, dict(waits), at_rest, moments)
+    size = place.topology.units[place.place.unit]
+    return Answer(size.tensor_slice(place.place), size.tp, results, gradients, weights, dict(waits), at_rest, moments)
 
 
 def _parameters(place: PlaceStep) -> dict[torch.nn.Parameter, Sequence[Part]]:
@@ -343,8 +345,9 @@ def stages_of(
     shape = GENERATING if GENERATOR in topology.units else SHAPE
     cuts = bounds(topology, shape, vocab_size=VOCAB, image=IMAGE, audio=AUDIO)[place.unit]
     make_model = partial(deepcopy, _template(shape, tied, topology.dropout))
+    own = groups.of_place[place]
     stages = build_stages(
-        make_model, topology, place, cuts, seed=SEED, device=CPU, slices=groups.of_place[place].slices, dtype=dtype
+        make_model, topology, place, cuts, seed=SEED, device=CPU, slices=own.slices, context=own.context, dtype=dtype
     )
     enlarge(torch.nn.ModuleList(stages))
     return stages

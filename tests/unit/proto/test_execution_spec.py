@@ -64,7 +64,16 @@ def job(**execution: Any) -> JobSpec:
         ({"trainer": "fsdp"}, "set it to {vision: 1, audio: 1, llm: 1}"),
         (
             {"units": {"llm": {"cp": 2}}},
-            "unit 'llm' has cp 2, which is for the llm on FSDP ranks: set `trainer: fsdp`, or take it",
+            "unit 'llm' has cp 2, which is for the llm in pipelines and on FSDP ranks: set `trainer: pipeline` or",
+        ),
+        (
+            {"trainer": "pipeline", "units": {"llm": {"cp": 2, "compile": True}}},
+            "execution: unit 'llm' has cp 2 and compile true, but layers that share sequences are not compiled",
+        ),
+        ({"trainer": "pipeline", "units": {"llm": {"cp": "auto"}}}, "in a pipeline all share one: give a number, or take FSDP"),
+        (
+            {"trainer": "pipeline", "units": {"llm": {"cp": 3}, "vision": {"on": "llm"}}},
+            "unit 'vision' is on the ranks of the llm, whose dp x tp x cp x pp is 12, but its own is 2",
         ),
         (
             {"trainer": "fsdp", "units": {"vision": {"cp": "auto"}}},

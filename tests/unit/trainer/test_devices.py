@@ -140,7 +140,7 @@ def test_a_pipeline_of_one_process_has_its_groups_too() -> None:
     topology = parse(PipelineTopology, {"units": {"llm": {}}}, "topology")
     with process_group(torch.device("cpu"), None, alone=True):
         groups = ProcessGroups.make(topology, torch.device("cpu"), tied=True)
-        assert (groups.everybody.size(), *groups.of_place.values()) == (1, PlaceGroups(None, None, None))
+        assert (groups.everybody.size(), *groups.of_place.values()) == (1, PlaceGroups(None, None, None, None))
     assert not dist.is_initialized()
     with process_group(torch.device("cpu"), None):
         assert not dist.is_initialized()

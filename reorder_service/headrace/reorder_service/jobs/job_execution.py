@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from headrace.backward_factors import BackwardTimes, backward_factors, weight_factor
 from headrace.errors import SpecError
-from headrace.execution_spec import COLOCATED, FSDP, ExecutionSpec
+from headrace.execution_spec import COLOCATED, FSDP, ExecutionSpec, UnitExecution
 from headrace.model_shape import MODEL_SHAPES
 from headrace.peer_spec import load_stored_json
 from headrace.plan import LLM, Topology
 from headrace.reorder_service.planning.cost_model.coefficients_document import parse_coefficients
+from headrace.reorder_service.planning.cost_model.cost import SampleCosts, estimate
 from headrace.reorder_service.planning.cost_model.measured_costs import MeasuredCosts
 from headrace.reorder_service.planning.execution import Execution
 from headrace.reorder_service.planning.post_balancing_options import PostBalancing
 from headrace.reorder_service.planning.sharing import Sharing
 from headrace.reorder_service.planning.stratification_options import Stratification
 from headrace.reorder_service.store.state import JobRecord
+from headrace.sample import Probe
 from headrace.spec import JobSpec
 from headrace.topology_spec import TopologySpec
 
@@ -100,7 +103,7 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
     )
     execution = Execution(
         colocated=where_ranks_meet(spec),
-        cp=spec.cp,
+        cp=spec.cp if spec.trainer == FSDP else 1,
         max_tokens=spec.max_tokens,
         schedule=spec.schedule,
         chunks=spec.chunks,
@@ -131,13 +134,39 @@ def execution_of(job: JobSpec, topology: Topology) -> Execution:
     return replace(execution, microbatch_s={unit: execution.by_kind(unit, *seconds) for unit, seconds in fixed.items()})
 
 
+def sample_costs_of(
+    job: JobSpec, probes: Sequence[Probe], *, units: Sequence[str], execution: Execution, vocab: int
+) -> SampleCosts:
+    """Return the estimated costs of samples in the units of a job's trainers.
+
+    execution: of the job. vocab: size of its vocabulary, 0 if it is not known. Raises ValueError as `estimate` does. Ranks of a
+    pipeline that share a sequence take equal parts of what it costs; what they send each other is not counted.
+    """
+    spec, costs = job.execution, measured_costs(job.execution)
+    estimated = estimate(
+        probes,
+        MODEL_SHAPES[job.model],
+        image=job.image,
+        audio=job.audio,
+        vocab=vocab,
+        units=units,
+        measured=None if costs is None else costs.coefficients,
+        tp=spec.of_units("tp"),
+        checkpointing=spec.of_units("checkpointing"),
+        frozen=spec.of_units("frozen"),
+        bf16_residual=spec.of_units("fp32_residual_connection"),
+        backward_factors=execution.backward_factors,
+    )
+    return estimated.shared(LLM, spec.cp) if spec.trainer == "pipeline" and spec.cp != "auto" else estimated
+
+
 def _sharing_of(spec: ExecutionSpec, topology: Topology) -> Sharing | None:
     guests = spec.of_units("on")
     if not guests:
         return None
-    widths = spec.of_units("tp")
+    sizes = {unit: spec.units.get(unit, UnitExecution()) for unit in topology.stages}
     return Sharing(
         order=spec.sharing,
-        slices={unit: widths.get(unit, 1) for unit in topology.stages if unit in (*guests, LLM)},
+        slices={unit: size.num_slices for unit, size in sizes.items() if unit in (*guests, LLM)},
         pieces=spec.of_units("pieces"),
     )

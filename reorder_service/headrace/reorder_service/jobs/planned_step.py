@@ -16,17 +16,15 @@ import numpy.typing as npt
 
 from headrace import message_codec
 from headrace.measured import MeasuredWork
-from headrace.model_shape import MODEL_SHAPES
 from headrace.plan import LLM, Microbatch, StepPlan, Topology
 from headrace.quarantine import Reason, Rejected
 from headrace.reorder_service.fleet.member import Work
 from headrace.reorder_service.jobs.foretold import Foretold
 from headrace.reorder_service.jobs.formation import Formation
-from headrace.reorder_service.jobs.job_execution import execution_of, measured_costs
+from headrace.reorder_service.jobs.job_execution import execution_of, sample_costs_of
 from headrace.reorder_service.jobs.left_out import Agreement
 from headrace.reorder_service.planning.batch import Batch, make_batch, slots_of
 from headrace.reorder_service.planning.cost_model.correction import UNCORRECTED, Correction
-from headrace.reorder_service.planning.cost_model.cost import estimate
 from headrace.reorder_service.planning.packing import pack_batch, plan_of_samples
 from headrace.reorder_service.planning.simulation.memory_limit import check_memory
 from headrace.reorder_service.planning.strategies import plan_of
@@ -257,23 +255,9 @@ class PlannedStep:
             topology = Topology(replicas=len(replicas), microbatches=max(map(len, replicas)), stages=topology.stages)
             return StepPlan(strategy=spec.strategy, seed=seed, topology=topology, replicas=replicas, generation=generation)
         probes = [self.probes[int(i)] for i in self.sample_ids]
-        shape, units = MODEL_SHAPES[spec.model], tuple(topology.stages)
+        units, execution = tuple(topology.stages), execution_of(spec, topology)
         tokens = np.array([probe.num_tokens for probe in probes], np.int64)
-        execution, costs = execution_of(spec, topology), measured_costs(spec.execution)
-        estimated = estimate(
-            probes,
-            shape,
-            image=image,
-            audio=audio,
-            vocab=vocab,
-            units=units,
-            measured=None if costs is None else costs.coefficients,
-            tp=spec.execution.of_units("tp"),
-            checkpointing=spec.execution.of_units("checkpointing"),
-            frozen=spec.execution.of_units("frozen"),
-            bf16_residual=spec.execution.of_units("fp32_residual_connection"),
-            backward_factors=execution.backward_factors,
-        )
+        estimated = sample_costs_of(spec, probes, units=units, execution=execution, vocab=vocab)
         self.estimated, self.costs = estimated.seconds, self.correction.seconds(estimated.seconds)
         corrected = self.correction.execution(execution)
         corrected = corrected if formation is None else for_pipelines(corrected)

@@ -17,7 +17,7 @@ class Sharing:
 
     order: SharingOrder
     slices: Mapping[str, int]
-    """Tensor-parallel width of the LLM and of every guest."""
+    """Ranks of a stage of the LLM and of every guest: slices of its layers, or of its sequences."""
     pieces: Mapping[str, int] = field(default_factory=dict)
     """Into how many actions, each of some of its layers, every pass of a guest in one stage is cut; 1 for those not named."""
 

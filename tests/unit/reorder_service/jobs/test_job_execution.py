@@ -246,3 +246,20 @@ def test_forms_change_a_jobs_batches_and_nodes_change_only_their_ranks() -> None
     assert sorted(padded) != sorted(plain)
     assert on_nodes != plain
     assert sorted(on_nodes) == sorted(plain)
+
+
+def test_ranks_that_share_the_llms_sequences_take_equal_parts_of_its_time_and_memory() -> None:
+    """The plan has the replicas that the job says, each of so many ranks."""
+    alone, shared = (planned(job(trainer="pipeline", units={"llm": {"cp": cp}} if cp > 1 else {})) for cp in (1, 4))
+    assert np.allclose(shared.estimated["llm"], alone.estimated["llm"] / 4)
+    assert np.array_equal(shared.estimated["vision"], alone.estimated["vision"])
+    assert shared.plan is not None
+    assert (shared.plan.topology.replicas, shared.plan.degrees) == (2, {})
+    guest = job(trainer="pipeline", units={"llm": {"cp": 4}, "vision": {"on": "llm", "dp": 16}})
+    sharing = execution_of(guest, TOPOLOGY).sharing
+    assert sharing is not None
+    assert sharing.slices == {"vision": 1, "llm": 4}, "four ranks of the LLM take their actions together"
+    limit = {"trainer": "pipeline", "memory_gib": 8}
+    with pytest.raises(ValueError, match="memory"):
+        planned(job(**limit))
+    planned(job(**limit, units={"llm": {"cp": 4}}))

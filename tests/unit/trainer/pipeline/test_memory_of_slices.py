@@ -1,4 +1,4 @@
-"""Two slices of a stage that choose layers to run again: what one of them lacks, both do without."""
+"""Two slices of a stage, of its layers or of its sequences, that choose layers to run again: what one lacks, both do without."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ from headrace.trainer.pipeline.topology import PipelineTopology
 from tests.verify.batches import AUDIO, IMAGE, SHAPE, VOCAB, packed, whole_model
 
 SLICES, TIMEOUT_S = 2, 60.0
+KINDS = ("tp", "cp")
 MICROBATCHES, TOKENS = 6, 200
 """All of them are in flight, so that what layers save by running again is many times what one holds then."""
 GIB = 2.0**30
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    """What each process has found of each kind of slices."""
     folder = tmp_path_factory.mktemp("slices")
     mp.start_processes(compute, args=(folder,), nprocs=SLICES, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(SLICES)]
@@ -41,27 +43,32 @@ def compute(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = f"file://{folder / 'store'}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=SLICES, timeout=timedelta(seconds=TIMEOUT_S))
-    kept, _, bytes_kept = run(None)
-    _, again, bytes_again = run(0)
-    # The second slice alone is short of memory, by half of what layers that run again would save.
-    half, number, _ = run((bytes_kept + bytes_again) / 2 if rank else GIB)
-    torch.save({"losses": (kept, half), "layers": (again, number)}, folder / f"{rank}.pt")
+    torch.save({kind: of_kind(kind, rank) for kind in KINDS}, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
+def of_kind(kind: str, rank: int) -> dict[str, Any]:
+    kept, _, bytes_kept = run(kind, None)
+    _, again, bytes_again = run(kind, 0)
+    # The second slice alone is short of memory, by half of what layers that run again would save.
+    half, number, _ = run(kind, (bytes_kept + bytes_again) / 2 if rank else GIB)
+    return {"losses": (kept, half), "layers": (again, number), "bytes": bytes_kept}
+
+
+def run(kind: str, limit: float | None) -> tuple[tuple[float, float], int, float]:
     """Loss and gradient norm of a step, the layers that ran again, and the bytes forecast.
 
     limit: in bytes; None: nothing runs again; 0: everything does.
     """
     auto = {"checkpointing": "auto", "device_memory_gib": limit / GIB} if limit else {"checkpointing": limit == 0}
-    topology = parse(PipelineTopology, {"schedule": "gpipe", "units": {"llm": {"tp": SLICES, **auto}}}, "topology")
+    topology = parse(PipelineTopology, {"schedule": "gpipe", "units": {"llm": {kind: SLICES, **auto}}}, "topology")
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "image": IMAGE, "audio": AUDIO}
     topology = with_cuts(topology, SHAPE, **sizes)
     cuts, cpu = bounds(topology, SHAPE, **sizes)["llm"], torch.device("cpu")
     groups = ProcessGroups.make(topology, cpu, tied=True)
     place = topology.place(dist.get_rank())
-    stages = build_stages(whole_model, topology, place, cuts, seed=1, device=cpu, slices=groups.of_place[place].slices)
+    own = groups.of_place[place]
+    stages = build_stages(whole_model, topology, place, cuts, seed=1, device=cpu, slices=own.slices, context=own.context)
     step = PipelineStep(topology, {place: stages}, groups)
     memory = step.places[0].forecast_memory(IMAGE, AUDIO)
     microbatches = [Microbatch(units={"llm": (sample,)}) for sample in range(MICROBATCHES)]
@@ -81,13 +88,16 @@ def run(limit: float | None) -> tuple[tuple[float, float], int, float]:
 
 
 @pytest.mark.slow
-def test_both_slices_run_the_same_layers_again(answers: list[dict[str, Any]]) -> None:
-    (of_all, of_some), others = answers[0]["layers"], answers[1]["layers"]
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_slices_run_the_same_layers_again(answers: list[dict[str, dict[str, Any]]], kind: str) -> None:
+    (of_all, of_some), others = answers[0][kind]["layers"], answers[1][kind]["layers"]
     assert others == (of_all, of_some)
     assert 0 < of_some < of_all == SHAPE.llm.layers
 
 
-def test_and_nothing_else_changes(answers: list[dict[str, Any]]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_and_nothing_else_changes(answers: list[dict[str, dict[str, Any]]], kind: str) -> None:
     for answer in answers:
-        kept, some = answer["losses"]
+        kept, some = answer[kind]["losses"]
         assert some == kept
+        assert answer[kind]["bytes"] == answers[0][kind]["bytes"], "they forecast alike"

@@ -17,19 +17,16 @@ from headrace.model_shape import MODEL_SHAPES
 from headrace.spec import JobSpec, parse_spec
 from headrace.topology_spec import TopologySpec
 from headrace.trainer.pipeline.topology import PipelineTopology, Place, UnitTopology, load_topology_yaml
+from headrace.trainer.recovery.nodes_spec import RecoverySpec
 from tests.examples import with_examples
 
 TINY = MODEL_SHAPES["tiny"]  # vision and audio: 2 layers, 2 heads; llm: 4 layers, 4 heads, 2 kv_heads, mlp 352
 
 exactly = with_examples(60)
 few = st.integers(1, 3)
-topologies = st.dictionaries(
-    st.sampled_from(["vision", "audio", "generator"]), st.builds(UnitTopology, dp=few, tp=few, pp=few)
-).flatmap(
-    lambda others: st.builds(
-        lambda llm: PipelineTopology(units={"llm": llm, **others}), st.builds(UnitTopology, dp=few, tp=few, pp=few)
-    )
-)
+encoders = st.dictionaries(st.sampled_from(["vision", "audio"]), st.builds(UnitTopology, dp=few, tp=few, pp=few))
+llms = st.builds(UnitTopology, dp=few, tp=few, cp=few, pp=few)
+topologies = st.builds(lambda others, llm: PipelineTopology(units={"llm": llm, **others}), encoders, llms)
 
 
 def topology_of(units: dict[str, Any], **fields: Any) -> PipelineTopology:
@@ -75,50 +72,14 @@ def test_ranks_go_unit_by_unit_then_by_replica_stage_and_slice() -> None:
     assert topology.ranks("llm") == range(2, 10)
 
 
-def test_groups_of_a_small_topology() -> None:
-    topology = topology_of({"vision": {"dp": 2}, "llm": {"dp": 2, "tp": 2, "pp": 2}})
-    assert topology.data_groups() == ((0, 1), (2, 6), (3, 7), (4, 8), (5, 9))
-    assert topology.tensor_groups() == ((0,), (1,), (2, 3), (4, 5), (6, 7), (8, 9))
-    assert topology.tied_groups() == ((2, 4), (3, 5), (6, 8), (7, 9))
-
-
-def test_ends_on_one_rank_need_no_group() -> None:
-    assert topology_of({"llm": {"dp": 3}}).tied_groups() == ()
-    assert topology_of({"llm": {}}, schedule="interleaved", chunks=2).tied_groups() == ()
-
-
 @exactly
 @given(topologies)
 def test_place_and_rank_are_inverse(topology: PipelineTopology) -> None:
     places = [topology.place(rank) for rank in range(topology.world_size)]
     assert [topology.rank(place) for place in places] == list(range(topology.world_size))
     assert {unit: sum(place.unit == unit for place in places) for unit in topology.units} == {
-        unit: size.dp * size.tp * size.pp for unit, size in topology.units.items()
+        unit: size.dp * size.tp * size.cp * size.pp for unit, size in topology.units.items()
     }
-
-
-@exactly
-@given(topologies)
-def test_data_and_tensor_groups_have_every_rank_once(topology: PipelineTopology) -> None:
-    for groups, free in ((topology.data_groups(), "replica"), (topology.tensor_groups(), "slice")):
-        assert sorted(rank for group in groups for rank in group) == list(range(topology.world_size))
-        for group in groups:
-            places = [topology.place(rank) for rank in group]
-            fixed = {tuple(getattr(place, name) for name in Place.__slots__ if name != free) for place in places}
-            assert len(fixed) == 1
-            assert [getattr(place, free) for place in places] == list(range(len(group)))
-
-
-@exactly
-@given(topologies)
-def test_tied_groups_join_the_ends_of_the_llm(topology: PipelineTopology) -> None:
-    llm = topology.units["llm"]
-    groups = topology.tied_groups()
-    assert len(groups) == (llm.dp * llm.tp if llm.pp > 1 else 0)
-    for first, last in groups:
-        place = topology.place(first)
-        assert topology.place(last) == Place("llm", place.replica, llm.pp - 1, place.slice)
-        assert place.stage == 0
 
 
 @pytest.mark.parametrize("rank", [-1, 3])
@@ -143,8 +104,19 @@ def test_a_place_outside_has_no_rank(place: Place) -> None:
         ({"units": {"llm": {"tp": 0}}}, "units.llm.tp: must be greater than or equal to 1, got 0"),
         ({"units": {"llm": {"ep": 2}}}, "units.llm.ep: there is no such field, got 2"),
         (
-            {"units": {"llm": {"cp": 2}}},
-            "topology: unit 'llm' has cp 2, but pipelines do not share sequences: take it away, or take FSDP ranks",
+            {"units": {"llm": {"cp": 2, "compile": True}, "generator": {}}},
+            "topology: unit 'llm' has cp 2 and compile true and a generator behind it, but layers that share sequences are not "
+            "compiled, and a generator takes no part of one: leave out one or the other",
+        ),
+        (
+            {"units": {"llm": {"cp": "auto"}}},
+            "topology: unit 'llm' has cp auto, which chooses a number of FSDP ranks for each sequence, but in a pipeline all "
+            "share one: give a number, or take FSDP ranks",
+        ),
+        (
+            {"units": {"vision": {"cp": 2}, "llm": {}}},
+            "topology: unit 'vision' has cp 2, which shares sequences of the llm, and media are not cut: take it away, or set it "
+            "of 'llm'",
         ),
         (
             {"units": {"llm": {"frozen_projector": True}}},
@@ -281,6 +253,13 @@ def test_a_topology_that_fits_passes() -> None:
             "start 6 processes, or change a unit's dp, tp or pp (they stand in this order)",
         ),
         (
+            {"vision": {}, "llm": {"dp": 2, "cp": 3, "pp": 2}},
+            {},
+            4,
+            "the topology needs 13 processes (vision 1 x 1 x 1, llm 2 x 1 x 2 with cp 3), but there are 4: "
+            "start 13 processes, or change a unit's dp, tp or pp (they stand in this order)",
+        ),
+        (
             {"video": {}, "llm": {}},
             {},
             2,
@@ -389,3 +368,13 @@ def test_a_job_is_planned_for_the_dp_of_each_unit_and_trainers_with_another_are_
     sentence = r"the job plans for units with a dp of their own none, but the topology of the trainers has vision \(3\): change"
     with pytest.raises(UserError, match=sentence):
         topology.check_execution(ExecutionSpec(latency_us=1.0), topology.stages)
+
+
+def test_trainers_that_share_no_sequences_of_a_job_that_does_are_told_both_and_so_are_nodes() -> None:
+    shared = topology_of({"vision": {}, "llm": {"cp": 2}})
+    shared.check_execution(shared.execution, shared.stages)
+    with pytest.raises(UserError, match=r"plans for cp units llm \(2\), but the topology of the trainers has none: change one"):
+        topology_of({"vision": {}, "llm": {}}).check_execution(shared.execution, shared.stages)
+    nodes = RecoverySpec.model_validate({"nodes": 4, "units": {"vision": {}, "llm": {}}})
+    with pytest.raises(UserError, match=r"execution plans for cp units llm \(2\), but the nodes' spec has none: change one of"):
+        nodes.check_execution(shared.execution)

@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from headrace.trainer.loading.collate import places
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.orchestrated.layer_inputs import mapped
 from headrace.trainer.pipeline.chunk import Inputs
+from headrace.trainer.pipeline.layer_inputs import mapped
 
 PADDED, FOURTH = "padded", "fourth"
 

@@ -14,10 +14,10 @@ from headrace.trainer.context.context_model import check_sequences
 from headrace.trainer.context.sequence_rows import Groups, PlannedAttention, SequenceRows
 from headrace.trainer.loading.collate import PackedMicrobatch
 from headrace.trainer.models.attention import Segments
-from headrace.trainer.orchestrated.layer_inputs import mapped
 from headrace.trainer.orchestrated.unit_roots import StageRoot, UnitRoot
 from headrace.trainer.pipeline.cargo import Cargo, CargoMaker
 from headrace.trainer.pipeline.chunk import Chunk, Inputs
+from headrace.trainer.pipeline.layer_inputs import attending, mapped
 from headrace.trainer.pipeline.routes import Portion, Routes
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.pipeline.unit_exchange import Join
@@ -44,7 +44,7 @@ class SequenceCargoMaker(CargoMaker):
         if all(len(ranks) == 1 for ranks in members):
             return super().__call__(routes, portion, data)
         rows = SequenceRows.of(data.cu_seqlens, members, self._rank, block=self._block)
-        inputs = _attending(self._root.prepare(rows.take(data)), rows.attention)
+        inputs = attending(self._root.prepare(rows.take(data)), rows.attention)
         arriving, joins = self._arriving(routes, portion, data)
         own: dict[str, Join] = {}
         for unit, join in joins.items():
@@ -61,7 +61,3 @@ def joined(inputs: Inputs, groups: Groups) -> Inputs:
         return replace(segments, attend=planned.joined(groups)) if isinstance(planned, PlannedAttention) else segments
 
     return replace(inputs, layers=mapped(inputs.layers, Segments, change))
-
-
-def _attending(inputs: Inputs, attention: PlannedAttention) -> Inputs:
-    return replace(inputs, layers=mapped(inputs.layers, Segments, lambda segments: replace(segments, attend=attention)))

@@ -31,6 +31,8 @@ class Cargo:
     """How they join the gradient of what leaves; None where none comes back."""
     num_made: int = 0
     """Number of rows that the unit makes for the downstream unit; 0 except on the unit's last stage."""
+    most_rows: int | None = None
+    """`num_rows` of the place that has most, where several share the portion's sequences; None: all have as many."""
 
     @property
     def num_rows(self) -> int:

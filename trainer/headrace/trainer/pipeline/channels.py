@@ -178,8 +178,8 @@ def channels_within(topology: PipelineTopology) -> Iterator[Channel]:
             ((position + 1) % size.pp, position % size.pp) for position in range(parts - 1) if flow.sends_gradient(position + 1)
         }
         for replica in range(size.dp):
-            for tensor_slice in range(size.tp):
-                places = [topology.number(Place(unit, replica, stage, tensor_slice)) for stage in range(size.pp)]
+            for number in range(size.num_slices):
+                places = [topology.number(Place(unit, replica, stage, number)) for stage in range(size.pp)]
                 for kind, of_kind in ((Kind.FORWARD, links), (Kind.BACKWARD, backward)):
                     yield from (Channel(kind, places[one], places[other]) for one, other in of_kind if one != other)
 
@@ -188,7 +188,7 @@ def channels_between(topology: PipelineTopology, source: Replica, target: Replic
     """Yield the channels between a replica and one of the next unit: those between `slice_pairs`, there and back."""
     last = topology.units[source[0]].pp - 1
     ends, begins = (
-        [topology.number(Place(unit, replica, stage, index)) for index in range(topology.units[unit].tp)]
+        [topology.number(Place(unit, replica, stage, index)) for index in range(topology.units[unit].num_slices)]
         for (unit, replica), stage in ((source, last), (target, 0))
     )
     for sender, receiver in slice_pairs(len(ends), len(begins)):

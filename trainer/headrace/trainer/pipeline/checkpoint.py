@@ -157,11 +157,11 @@ def _read_state(checkpoint: Checkpoint, stored: Stored, parameter: Tensor) -> di
 
 def _held(step: PlaceStep) -> Iterator[tuple[Stored, nn.Parameter]]:
     """Yield the parameters of a place, each with what a checkpoint has of it, or of its tensor-parallel slice."""
-    place = step.place
-    slices = step.topology.units[place.unit].tp
+    size = step.topology.units[step.place.unit]
+    index = size.tensor_slice(step.place)
     held = {parameter: fused for stage in step.stages for parameter, fused in parts_of(stage.model)}
     for parameter, fused in held.items():
-        yield [(_key_of_weight(part.name, place.slice, slices), part) for part in fused], parameter
+        yield [(_key_of_weight(part.name, index, size.tp), part) for part in fused], parameter
 
 
 def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
@@ -172,7 +172,7 @@ def _written(step: PlaceStep) -> Iterator[tuple[TensorKey, Tensor]]:
     step.optimizer.wait()
     own: dict[nn.Parameter, Stored] = {}
     for stored, parameter in step.whole(_held(step)):
-        writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.place.replica == 0
+        writes = step.optimizer.writes(parameter) if parameter.requires_grad else step.is_first_replica
         if writes and not step.is_copy(parameter):
             own[parameter] = stored
             yield from ((weight, part.of(parameter.detach())) for weight, part in stored)

@@ -157,7 +157,7 @@ def _chunks(step: EmulatedStep, place: Place) -> list[EmulatedChunk]:
             forward_s,
             step.factors[unit],
             is_last=ends and chunk == topology.chunks_of(unit) - 1,
-            num_slices=topology.units[unit].tp,
+            num_slices=topology.units[unit].num_slices,
         )
         for chunk in range(topology.chunks_of(unit))
     ]

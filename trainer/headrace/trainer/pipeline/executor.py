@@ -16,6 +16,7 @@ from headrace.trainer.pipeline.message_order import Post
 from headrace.trainer.pipeline.routes import Routes
 from headrace.trainer.pipeline.send_receive import Wire
 from headrace.trainer.pipeline.stage import Stage
+from headrace.trainer.pipeline.stage_building import LlmStage
 from headrace.trainer.pipeline.step_run import Backwards, Move, StepRun, Totals
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 
@@ -35,7 +36,7 @@ class Executor:
         self.topology = topology
         self.place = place
         self.chunks = chunks
-        self.prepare = CargoMaker(topology, place, chunks)
+        self.prepare = _cargo_maker(topology, place, chunks)
         self.wire = wire
         self.backwards = backwards
         self.sharded = [chunk.sharded for chunk in chunks if isinstance(chunk, Stage) and chunk.sharded is not None]
@@ -65,6 +66,15 @@ class Executor:
         if self.memory is not None:
             self.memory.fit(run.program.actions, run.num_rows)
         return run
+
+
+def _cargo_maker(topology: PipelineTopology, place: Place, chunks: Sequence[Chunk]) -> CargoMaker:
+    stages = [chunk for chunk in chunks if isinstance(chunk, LlmStage) and chunk.context is not None]
+    if not stages:
+        return CargoMaker(topology, place, chunks)
+    from headrace.trainer.pipeline.context_cargo import ContextCargoMaker  # loads numba, which other pipelines do without
+
+    return ContextCargoMaker(topology, place, stages)
 
 
 def run_step(executors: Sequence[Executor], routes: Routes, feeds: Sequence[Feed]) -> list[Totals]:

@@ -62,12 +62,12 @@ def measure_kept(
     dtype: torch.dtype,
     image: ImageSpec,
     audio: AudioSpec,
-    slices: dist.ProcessGroup | None = None,
+    groups: Collection[dist.ProcessGroup] = (),
 ) -> KeptActivations:
     """Run a stage's forward on made-up samples, and return what it keeps; on all slices the same.
 
-    chunk: number of the stage among those of its process. dtype: that of matrix products. slices: the tensor-parallel group, all
-    of whose processes call this at the same time; the most that one of them keeps counts.
+    chunk: number of the stage among those of its process. dtype: that of matrix products. groups: those of
+    the stage's slices, all of which call this at the same time; the most that one of them keeps counts.
     """
     few, many = (_batch(count, stage, topology, image, audio) for count in _SAMPLES)
     rows = [stage.prepare(data).num_rows for data in (few, many)]
@@ -84,10 +84,10 @@ def measure_kept(
                 held.append(_held(stage, data, dtype, hidden_needs_gradient, arriving))
         found.append([(more - less) / (rows[1] - rows[0]) for less, more in zip(*held[1:], strict=True)])
     stage.checkpointed = checkpointed
-    if slices is not None:
-        most = torch.tensor(found, device=stage.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=slices)
-        found = most.tolist()
+    most = torch.tensor(found, dtype=torch.float64, device=stage.device)
+    for group in groups:
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
+    found = most.tolist()
     (*layers, ends), (*inputs, _) = found
     return KeptActivations(layers=tuple(layers), inputs=tuple(inputs), ends=ends)
 

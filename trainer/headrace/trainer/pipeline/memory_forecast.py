@@ -128,10 +128,10 @@ class StageMemory:
         state: StateBytes,
         *,
         device_bytes: float = math.inf,
-        slices: dist.ProcessGroup | None = None,
+        groups: Collection[dist.ProcessGroup] = (),
     ) -> None:
-        """`kept`: of each stage. `device_bytes`: memory of the device, infinite for a CPU. `slices`: the tensor-parallel group,
-        whose processes choose alike, since a layer that runs again exchanges rows again.
+        """`kept`: of each stage. `device_bytes`: memory of the device, infinite for a CPU. `groups`: those of the
+        stage's slices, which choose alike, since a layer that runs again exchanges rows again.
 
         Raises UserError where layers are to be chosen without a limit, or the state alone exceeds it.
         """
@@ -147,9 +147,9 @@ class StageMemory:
                 "take checkpointing true or false"
             )
         self._state = state
-        if slices is not None:
-            most = torch.tensor([*astuple(state), -self.limit], dtype=torch.float64, device=stages[0].device)
-            dist.all_reduce(most, dist.ReduceOp.MAX, group=slices)
+        for group in groups:
+            most = torch.tensor([*astuple(self._state), -self.limit], dtype=torch.float64, device=stages[0].device)
+            dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
             *sizes, limit = most.tolist()
             self._state, self.limit = StateBytes(*map(int, sizes)), -limit
         both = enumerate(kept)

@@ -111,10 +111,13 @@ class PipelineStep:
             place.optimizer.discard()
 
     def _sum(self, totals: Sequence[Totals]) -> tuple[float, float]:
-        """All-reduce loss and targets over all processes, counting only the first TP slice of a stage, as all have the same."""
+        """All-reduce loss and targets over all processes, counting only the first TP slice of a stage, as all have the same.
+
+        Those that share sequences have parts of both.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for place, of_place in zip(self.places, totals, strict=True):
-            if place.place.slice == 0:
+            if self.topology.units[place.place.unit].tensor_slice(place.place) == 0:
                 sums[0] += of_place.loss_sum
                 sums[1] += of_place.target_weight
         dist.all_reduce(sums, group=self.groups.everybody)

@@ -234,6 +234,7 @@ def _stages(
         seed=spec.seed,
         device=device,
         slices=groups.of_place[place].slices,
+        context=groups.of_place[place].context,
         initialise=model.initialise,
         dtype=dtype,
     )

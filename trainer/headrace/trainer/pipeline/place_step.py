@@ -99,16 +99,15 @@ class PlaceStep:
 
         image, audio: of the job, for the samples on which the stages are measured. Raises UserError as `StageMemory` does.
         """
+        groups = [group for group in (self.groups.slices, self.groups.context) if group is not None]
         kept = [
-            measure_kept(
-                stage, self.topology, self.place, chunk, dtype=self._dtype, image=image, audio=audio, slices=self.groups.slices
-            )
+            measure_kept(stage, self.topology, self.place, chunk, dtype=self._dtype, image=image, audio=audio, groups=groups)
             for chunk, stage in enumerate(self.stages)
         ]
         state = StateBytes.of(self.stages, self.optimizer, self._dtype)
         device_bytes = math.inf if self._device.type == "cpu" else torch.cuda.get_device_properties(self._device).total_memory
         self.executor.memory = StageMemory(
-            self.topology, self.place, self.stages, kept, state, device_bytes=device_bytes, slices=self.groups.slices
+            self.topology, self.place, self.stages, kept, state, device_bytes=device_bytes, groups=groups
         )
         return self.executor.memory
 
@@ -140,7 +139,13 @@ class PlaceStep:
 
     def is_copy(self, parameter: nn.Parameter) -> bool:
         """Whether the parameter is a copy of one on this stage's first TP slice, or on the LLM's first stage (tied weight)."""
-        return (parameter not in self._cut and self.place.slice > 0) or (parameter is self._tied and self.place.stage > 0)
+        in_slices = parameter not in self._cut and self.topology.units[self.place.unit].tensor_slice(self.place) > 0
+        return in_slices or (parameter is self._tied and self.place.stage > 0)
+
+    @property
+    def is_first_replica(self) -> bool:
+        """Whether this is the first of the places with the same weights."""
+        return self.groups.replicas is None or dist.get_rank(self.groups.replicas) == 0
 
 
 def _tied_weight(stages: Sequence[Stage]) -> nn.Parameter | None:

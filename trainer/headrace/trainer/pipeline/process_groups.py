@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from headrace.trainer.devices import check_operations
 from headrace.trainer.pipeline.channels import Channels, OpenEnd
-from headrace.trainer.pipeline.topology import Groups, PipelineTopology, Place
+from headrace.trainer.pipeline.place_groups import Groups, context_groups, data_groups, tensor_groups, tied_groups
+from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.starting import GROUP_TIMEOUT
 
 
@@ -20,9 +21,11 @@ class PlaceGroups:
     """The process groups of one place. None: the place is alone in the group, or has no such group."""
 
     replicas: dist.ProcessGroup | None
-    """Data-parallel group: the places with the same slice of the same stage."""
+    """Data-parallel group: the places with the same weights."""
     slices: dist.ProcessGroup | None
     """Tensor-parallel group: the slices of the same stage of the same replica."""
+    context: dist.ProcessGroup | None
+    """Context-parallel group: the places that share the sequences of the same stage of the same replica."""
     tied: dist.ProcessGroup | None
     """The LLM's first and last stage, where they share the matrix of embedding and head."""
 
@@ -46,12 +49,12 @@ class ProcessGroups:
         """
         rank = dist.get_rank()
         [everybody] = _make([range(topology.world_size)], device, alone=True)
-        kinds = (topology.data_groups(), topology.tensor_groups(), topology.tied_groups() if tied else ())
-        replicas, slices, ends = (_by_place(groups, topology.rank_of, device) for groups in kinds)
+        kinds = (data_groups(topology), tensor_groups(topology), context_groups(topology), tied_groups(topology) if tied else ())
+        replicas, slices, context, ends = (_by_place(groups, topology.rank_of, device) for groups in kinds)
         of_place = {}
         for place in topology.places(rank) if rank < topology.world_size else ():
             number = topology.number(place)
-            of_place[place] = PlaceGroups(replicas.get(number), slices.get(number), ends.get(number))
+            of_place[place] = PlaceGroups(replicas.get(number), slices.get(number), context.get(number), ends.get(number))
         channels = Channels(topology, rank, device, open_end)
         return cls(everybody, channels, of_place)  # type: ignore[arg-type]  # everybody is None only where there is no place
 

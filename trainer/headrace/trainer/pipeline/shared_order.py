@@ -21,7 +21,7 @@ from headrace.trainer.pipeline.topology import PipelineTopology, Place
 def hosts_of(topology: PipelineTopology, post: Post) -> tuple[int, ...]:
     """Return the ranks of a stage: those of its slices, which take its actions together."""
     unit, replica, stage = post
-    return tuple(topology.rank(Place(unit, replica, stage, index)) for index in range(topology.units[unit].tp))
+    return tuple(topology.rank(Place(unit, replica, stage, index)) for index in range(topology.units[unit].num_slices))
 
 
 def shared_order(topology: PipelineTopology, programs: Sequence[Program]) -> Mapping[int, Sequence[Post]]:

@@ -23,6 +23,14 @@ def gather_rows(share: Tensor, rows: SliceRows) -> Tensor:
     return _GatherRows.apply(share, rows)  # type: ignore[no-any-return]
 
 
+def gather_all(share: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Return the rows (n S, W) of all n slices behind each other, from this slice's (S, W), to compute something else on each.
+
+    The backward sums the gradients of all slices, and each gets the sum of its own rows, whatever it has used.
+    """
+    return gather_rows(share, SliceRows(share.shape[0] * group.size(), group))
+
+
 def sum_to_share(part: Tensor, rows: SliceRows) -> Tensor:
     """Return this slice's share (..., S, W) of the sum of all slices' parts (..., T, W): a reduce-scatter.
 

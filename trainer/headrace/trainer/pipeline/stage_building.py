@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from headrace.trainer.models.loss import StepLoss, Targets, token_loss
 from headrace.trainer.models.multimodal import AudioInputs, ImageInputs, MultimodalModel, fill_placeholders, initialise
 from headrace.trainer.models.projector import Groups
 from headrace.trainer.pipeline.chunk import Inputs, Output
+from headrace.trainer.pipeline.slice_collectives import gather_all
 from headrace.trainer.pipeline.stage import ENCODERS, PROJECTORS, Stage, prune
 from headrace.trainer.pipeline.tensor_parallel import Slices
 from headrace.trainer.pipeline.topology import ENCODER, PipelineTopology, Place
@@ -173,6 +174,8 @@ class LlmEntry:
     """The rows (t,) int64 where tokens of each encoder belong."""
     of_encoders: Mapping[str, Tensor]
     """The rows (t,) int64 of each encoder's tokens among those of the unit "encoder", which has all encoders."""
+    received: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where slices share sequences, by upstream unit: the rows (t,) int64 of this one's tokens among what all receive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,6 +198,8 @@ class LlmStage(Stage):
     """Whether a whole head's gradients are computed with the loss: where a microbatch's backward is next."""
     compiles_loss: bool = False
     """Whether torch compiles what a whole head's loss does with logits."""
+    context: dist.ProcessGroup | None = None
+    """The context-parallel group, whose places share sequences; None: the stage has whole ones."""
 
     @property
     def holds_weight_gradient(self) -> bool:
@@ -241,6 +246,9 @@ class LlmStage(Stage):
 
     def _embed_inputs(self, entry: LlmEntry, arrived: Mapping[str, Tensor]) -> Tensor:
         x: Tensor = self.model.decoder.embed(entry.input_ids).float()
+        if entry.received:
+            assert self.context is not None, "somebody else receives the rest"
+            arrived = {unit: gather_all(rows, self.context)[entry.received[unit]] for unit, rows in arrived.items()}
         if ENCODER in arrived:
             arrived = {unit: arrived[ENCODER][rows] for unit, rows in entry.of_encoders.items()}
         for unit, rows in entry.placeholders.items():
@@ -268,7 +276,7 @@ class LlmStage(Stage):
             loss_sum = token_loss(hidden, targets, weight, at_once=self.gradients_with_loss, compiled=self.compiles_loss)
         else:
             loss_sum = sliced_token_loss(hidden, targets, weight, cut)
-        loss = StepLoss(loss_sum=loss_sum, target_weight=end.target_weight)
+        loss = StepLoss(loss_sum=loss_sum, target_weight=end.target_weight, is_shared=self.context is not None)
         has_behind = self.model.generator_projector is not None
         return Output(rows=self.model.conditions(hidden, end.image_rows) if has_behind else None, loss=loss)
 
@@ -335,15 +343,16 @@ def build_stages(
     seed: int,
     device: torch.device,
     slices: dist.ProcessGroup | None,
+    context: dist.ProcessGroup | None = None,
     initialise: Callable[[MultimodalModel, int], None] = initialise,
     dtype: torch.dtype = torch.float32,
 ) -> list[Stage]:
     """Build the stages of one process, one per chunk in chunk order, with initial weights; frozen ones take no gradient.
 
     make_model: returns the whole model on the meta device, a new one for every stage, which takes it apart. bounds: layer bounds
-    of the unit's parts, from `headrace.trainer.pipeline.layer_partition.bounds`. slices: the tensor-parallel group
-    (`process_groups.PlaceGroups.slices`), None where tp is 1. initialise: gives a stage's modules their weights for the seed.
-    dtype: dtype of matrix products, in which frozen matrices are held.
+    of the unit's parts, from `headrace.trainer.pipeline.layer_partition.bounds`. slices, context: the place's tensor-parallel and
+    context-parallel groups (`process_groups.PlaceGroups`), None where it is alone in them. initialise: gives a stage's modules
+    their weights for the seed. dtype: dtype of matrix products, in which frozen matrices are held.
     """
     unit = topology.units[place.unit]
     stages = []
@@ -365,6 +374,7 @@ def build_stages(
             if isinstance(stage, LlmStage):
                 stage.vocabulary = cut_vocabulary(stage.model.decoder, slices)
         if isinstance(stage, LlmStage):
+            stage.context = context
             stage.gradients_with_loss = topology.schedule != GPIPE and GENERATOR not in topology.units
             stage.compiles_loss = unit.compile
         stages.append(stage)

@@ -147,11 +147,16 @@ class StepRun:
         self._deferred_weights: dict[tuple[int, int], Callable[[], None]] = {}  # by portion and position
 
     def num_rows(self, kind: Kind) -> dict[int, int]:
-        """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions."""
-        return {
-            microbatch: sum((self._cargo.get(portion) or self._load(portion)).num_rows for portion in portions)
-            for microbatch, portions in self.program.microbatches(kind).items()
-        }
+        """Return the number of rows of each microbatch in actions of this kind. Waits for the data of all portions.
+
+        Of places that share sequences it is that of the one with most: what follows from it, they do alike.
+        """
+
+        def rows(portion: int) -> int:
+            cargo = self._cargo.get(portion) or self._load(portion)
+            return cargo.num_rows if cargo.most_rows is None else cargo.most_rows
+
+        return {microbatch: sum(map(rows, portions)) for microbatch, portions in self.program.microbatches(kind).items()}
 
     # -- before the step --------------------------------------------------------------------------------------------
 
@@ -263,7 +268,7 @@ class StepRun:
         rows, loss = held.output.rows, held.output.loss
         ends: list[Tensor] = []
         gradients: list[Tensor | None] = []
-        if loss is not None and loss.target_weight and loss.loss_sum.requires_grad:
+        if loss is not None and (loss.target_weight or loss.is_shared) and loss.loss_sum.requires_grad:
             ends.append(loss.loss_sum)
             gradients.append(None)
         if rows is not None and (move.source is not None or rows.numel()):

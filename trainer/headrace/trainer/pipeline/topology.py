@@ -1,7 +1,10 @@
-"""The topology of a disaggregated pipeline: every unit has its own replicas, stages and tensor slices.
+"""The topology of a disaggregated pipeline: every unit has its own replicas, stages and slices.
 
 This is pure arithmetic on ranks, without processes or tensors. Which layers a stage has is decided by
-`headrace.trainer.pipeline.layer_partition`.
+`headrace.trainer.pipeline.layer_partition`, and which places sum what together by `place_groups`.
+
+The slices of a stage have the same samples: tensor-parallel ones have parts of its layers (`tp`), context-parallel ones parts of
+the samples' sequences (`cp`).
 
 Ranks are numbered unit by unit in pipeline order, within a unit replica by replica, then stage by stage, then slice by
 slice. With vision of 2 replicas and an llm of 2 stages x 2 slices, ranks 0 and 1 are the replicas of vision, 2 and 3 the
@@ -15,14 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from headrace.errors import UserError
-from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_sharing, check_uncut, check_units
+from headrace.execution_spec import NESTED, ExecutionSpec, SharingOrder, UnitExecution, check_context, check_sharing, check_units
 from headrace.model_shape import ModelShape, TransformerShape
 from headrace.plan import GENERATOR, LLM
 from headrace.schedule import build
@@ -36,14 +38,12 @@ ENCODER = "encoder"
 """Name of the unit that holds all encoders, in a topology in which they are not units of their own."""
 
 _OF_PIPELINES = ("schedule", "chunks", "in_flight", "sharing")  # what jobs, too, say of pipelines as a whole
-Groups = tuple[tuple[int, ...], ...]
-"""Tuples of places by number, one for each process group, in an order that is the same on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place of a process in a pipeline: a tensor slice of a stage of a replica of a unit. A process that units share has a
-    place in each of them."""
+    """A place of a process in a pipeline: a slice of a stage of a replica of a unit. A process that units share has a place in
+    each of them."""
 
     unit: str
     replica: int
@@ -64,10 +64,15 @@ class UnitTopology(UnitExecution):
 
     @property
     def num_places(self) -> int:
-        return self.dp * self.tp * self.pp
+        return self.dp * self.num_slices * self.pp
+
+    def tensor_slice(self, place: Place) -> int:
+        """Return which slice of the layers a place has: slices with the same parts of a sequence are neighbours."""
+        return place.slice % self.tp
 
     def __str__(self) -> str:
-        return f"{self.dp} x {self.tp} x {self.pp}" + (f" on {self.on}" if self.on else "")
+        shared = f" with cp {self.cp}" if self.cp != 1 else ""
+        return f"{self.dp} x {self.tp} x {self.pp}{shared}" + (f" on {self.on}" if self.on else "")
 
 
 class PipelineTopology(BaseModel):
@@ -101,7 +106,7 @@ class PipelineTopology(BaseModel):
 
     @model_validator(mode="after")
     def _can_be_scheduled(self) -> Self:
-        check_uncut(self.units)
+        check_context(self.units, self.units)
         check_units(self.units, self.stages, self.chunks, self.schedule)
         check_sharing(self.units, self.sharing, {unit: size.num_places for unit, size in self.units.items()})
         build(self.schedule, self.stages, (), chunks=self.chunks, in_flight=self.in_flight)
@@ -217,9 +222,9 @@ class PipelineTopology(BaseModel):
         return place
 
     def _place(self, unit: str, index: int) -> Place:
-        before, tensor_slice = divmod(index, self.units[unit].tp)
+        before, number = divmod(index, self.units[unit].num_slices)
         replica, stage = divmod(before, self.units[unit].pp)
-        return Place(unit, replica, stage, tensor_slice)
+        return Place(unit, replica, stage, number)
 
     def rank(self, place: Place) -> int:
         """Return the rank of a place. Raises ValueError for a place outside of the topology."""
@@ -237,49 +242,16 @@ class PipelineTopology(BaseModel):
 
     def _index(self, place: Place) -> int:
         size = self.units.get(place.unit)
-        if size is None or not (0 <= place.replica < size.dp and 0 <= place.stage < size.pp and 0 <= place.slice < size.tp):
+        if size is None or not (
+            0 <= place.replica < size.dp and 0 <= place.stage < size.pp and 0 <= place.slice < size.num_slices
+        ):
             raise ValueError(f"there is no {place} in units of dp x tp x pp {self._sizes()}")
-        return (place.replica * size.pp + place.stage) * size.tp + place.slice
+        return (place.replica * size.pp + place.stage) * size.num_slices + place.slice
 
     @property
     def rank_of(self) -> list[int]:
         """The rank of every place, by its number."""
         return [rank for unit in self.units for rank in self.ranks(unit)]
-
-    def data_groups(self) -> Groups:
-        """Return the data-parallel groups: the replicas of every slice of every stage.
-
-        Each place is in exactly one group, which may have no other.
-        """
-        return tuple(
-            tuple(self.number(Place(unit, replica, stage, tensor_slice)) for replica in range(size.dp))
-            for unit, size in self.units.items()
-            for stage, tensor_slice in product(range(size.pp), range(size.tp))
-        )
-
-    def tensor_groups(self) -> Groups:
-        """Return the tensor-parallel groups: the slices of every stage of every replica.
-
-        Each place is in exactly one group, which may have no other.
-        """
-        return tuple(
-            tuple(self.number(Place(unit, replica, stage, tensor_slice)) for tensor_slice in range(size.tp))
-            for unit, size in self.units.items()
-            for replica, stage in product(range(size.dp), range(size.pp))
-        )
-
-    def tied_groups(self) -> Groups:
-        """Return pairs of the LLM's first and last stage, per replica and slice: their embedding and head may be tied.
-
-        There are no pairs if both stages are on one rank.
-        """
-        llm = self.units[LLM]
-        if llm.pp == 1:
-            return ()
-        return tuple(
-            (self.number(Place(LLM, replica, 0, tensor_slice)), self.number(Place(LLM, replica, llm.pp - 1, tensor_slice)))
-            for replica, tensor_slice in product(range(llm.dp), range(llm.tp))
-        )
 
     def check_execution(self, planned: ExecutionSpec, stages: Mapping[str, int]) -> None:
         """Raise UserError where the job plans for trainers that run something else. A job that says nothing is not compared.
@@ -311,6 +283,7 @@ class PipelineTopology(BaseModel):
             "on",
             "pieces",
             "tp",
+            "cp",
             "tp_overlap",
             "frozen",
             "frozen_layers",

@@ -62,7 +62,7 @@ class Exchanges:
 
     def __init__(self, topology: PipelineTopology, place: Place) -> None:
         self._slice = place.slice
-        self._num_slices = topology.units[place.unit].tp
+        self._num_slices = topology.units[place.unit].num_slices
         self._ends = {
             (unit, replica): _ends(topology, place, unit, replica)
             for unit, size in topology.units.items()
@@ -109,13 +109,13 @@ class Exchanges:
 def _ends(topology: PipelineTopology, place: Place, unit: str, replica: int) -> list[tuple[int, int]]:
     """Return, for each share of the rows that a stage exchanges with a replica of another unit, the stage's slice and the number
     of the place at the other end."""
-    own, other = topology.units[place.unit].tp, topology.units[unit]
+    own, other = topology.units[place.unit].num_slices, topology.units[unit]
     receives = unit in in_front(place.unit, topology.units)
     stage = other.pp - 1 if receives else 0
-    slices = [topology.number(Place(unit, replica, stage, index)) for index in range(other.tp)]
+    slices = [topology.number(Place(unit, replica, stage, index)) for index in range(other.num_slices)]
     if receives:
-        return [(receiver, slices[sender]) for sender, receiver in slice_pairs(other.tp, own)]
-    return [(sender, slices[receiver]) for sender, receiver in slice_pairs(own, other.tp)]
+        return [(receiver, slices[sender]) for sender, receiver in slice_pairs(len(slices), own)]
+    return [(sender, slices[receiver]) for sender, receiver in slice_pairs(own, len(slices))]
 
 
 def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:

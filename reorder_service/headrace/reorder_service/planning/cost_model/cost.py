@@ -47,6 +47,13 @@ class SampleCosts:
     transfer_bytes: dict[str, Floats]
     """Hidden states of a sample that one stage of the unit sends to the next."""
 
+    def shared(self, unit: str, ranks: int) -> SampleCosts:
+        """Return the costs of each of so many ranks that share every sample's sequence in a unit: equal parts of them."""
+        seconds, memory, transfer = (
+            {**columns, unit: columns[unit] / ranks} for columns in (self.seconds, self.memory_bytes, self.transfer_bytes)
+        )
+        return SampleCosts(seconds=seconds, memory_bytes=memory, transfer_bytes=transfer)
+
 
 def sample_costs(
     probes: Sequence[Probe],

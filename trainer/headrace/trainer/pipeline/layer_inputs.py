@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
 from headrace.trainer.models.attention import Segments
+from headrace.trainer.pipeline.chunk import Inputs
+
+
+def attending(inputs: Inputs, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Inputs:
+    """Return a unit's inputs with `attend` in place of the layers' attention (`Segments.attend`)."""
+    return replace(inputs, layers=mapped(inputs.layers, Segments, lambda segments: replace(segments, attend=attend)))
 
 
 def mapped(value: Any, kind: type, change: Any) -> Any:
