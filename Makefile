@@ -182,7 +182,7 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-orchmllm: setup  ## measure plans for ranks that meet after every phase, beside what OrchMLLM's paper reports: steps of its models are SIMULATED, four small ranks train (four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchmllm
 
-bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (four minutes)
+bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (some ten minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
 bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (some minutes)

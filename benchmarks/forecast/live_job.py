@@ -25,13 +25,18 @@ def train(arguments: Sequence[str], num_processes: int, folder: Path, longest_s:
 
 
 def await_end(processes: Sequence[Process], longest_s: float) -> None:
-    """Wait for the end of all processes. Raises RuntimeError where one fails or takes too long."""
+    """Wait for the end of all processes. Raises RuntimeError as soon as one fails, and where one takes too long."""
     deadline_s = time.monotonic() + longest_s
-    while any(process.exit_code() is None for process in processes) and time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s:
+        codes = [process.exit_code() for process in processes]
+        if any(codes) or None not in codes:
+            break
         time.sleep(POLL_S)
-    failed = [process for process in processes if process.exit_code() != 0]
-    if failed:
-        raise RuntimeError(f"{failed[0].name} ended with {failed[0].exit_code()}: {failed[0].last_words()}")
+    for process in processes:
+        if code := process.exit_code():
+            raise RuntimeError(f"{process.name} ended with {code}: {process.last_words()}")
+    if late := [process for process in processes if process.exit_code() is None]:
+        raise RuntimeError(f"{late[0].name} has not ended after {longest_s:.0f} s; its last words: {late[0].last_words()}")
 
 
 def step_times(reorder_log: Path, job: str, first_step: int) -> tuple[list[float], list[float]]:

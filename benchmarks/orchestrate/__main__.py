@@ -19,7 +19,11 @@ PARTS = ("papers", "cost-tables", "real-run", "optimus")
 def main() -> None:
     """Measure, print, write. The verdict is in the table: a missed goal is no error of this program."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.orchestrate", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions of what is timed, and the smaller clusters only")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="fewer repetitions of what is timed, the smaller clusters only, and of the real run fewer lengths, rounds and steps",
+    )
     parser.add_argument("--only", choices=PARTS, help="one part, which is printed and not written (default: all)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where orchestrate.json goes")
     options = parser.parse_args()

@@ -11,7 +11,9 @@ import json
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +25,44 @@ from benchmarks.report import Row, Section, at_most
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
 from headrace.cli.orchestrate.placement_files import JOB
+from headrace.cli.progress_bar import PLAIN_INTERVAL_S, told_every
 from headrace.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
 
 MODEL, DATA = "tiny", "charts-*.tar"
 MAX_PIXELS, VOCABULARY, GLOBAL_BATCH = 224 * 224, 4096, 32
 CORES = 2
-LEARN_STEPS, STEPS, QUICK_STEPS = 20, 20, 8
-"""Steps in which the job learns its costs, for its own forecasts, and steps behind them that are compared."""
 GOAL_PERCENT = 5.0
-WITHIN, PROFILE_S, QUICK_PROFILE_S = 0.01, 60.0, 15.0
-"""How exactly times are to be known, and the seconds after which they are taken as they are: of each unit's layers and stage."""
-_LONGEST_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured, and the seconds after which all of it is given up."""
+
+    service_steps: int
+    """Steps in which what services take is measured."""
+    tokens: str
+    """Lengths of the samples that layers are timed on."""
+    rounds: int
+    """Over all layers and lengths, at least."""
+    within: float
+    """How exactly times are to be known."""
+    profile_s: float
+    """Seconds after which they are taken as they are: of each unit's layers, and of its stage."""
+    learn_steps: int
+    """Steps in which the job learns its costs, for its own forecasts."""
+    steps: int
+    """Steps behind them, which are compared."""
+    longest_s: float
+
+
+FULL = Effort(
+    service_steps=60, tokens="16,32,64,128,256,512", rounds=7, within=0.01, profile_s=60.0, learn_steps=20, steps=20,
+    longest_s=900.0,
+)  # fmt: skip
+QUICK = Effort(
+    service_steps=20, tokens="16,64,256,512", rounds=3, within=0.05, profile_s=5.0, learn_steps=12, steps=8, longest_s=300.0
+)
 MACHINE = {
     "nodes": 1,
     "gpus_per_node": CORES,
@@ -50,81 +78,107 @@ MACHINE = {
 
 
 def sections(*, quick: bool) -> Iterator[Section]:
-    """The forecast of a placement beside real steps."""
+    """Return the forecast of a placement beside real steps. Raises RuntimeError as `RealRun.section` does."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        yield _section(Path(folder), QUICK_STEPS if quick else STEPS)
+        yield RealRun(Path(folder), QUICK if quick else FULL).section()
 
 
-def _section(folder: Path, steps: int) -> Section:
-    placement = placed(folder, PROFILE_S if steps == STEPS else QUICK_PROFILE_S)
-    progress(f"real run: {placement['processes']} trainers, {LEARN_STEPS + steps} steps")
-    job = yaml.safe_load((folder / "plan" / JOB).read_text(encoding="utf-8")) | {"steps": LEARN_STEPS + steps}
-    learnt_s, measured_s = trained(job, placement["processes"], folder)
-    forecast_s = placement["searches"][0]["step_s"]
-    mean_s = statistics.mean(measured_s)
-    units = ", ".join(
-        f"{unit} {grid['dp']} x {grid['tp']} x {grid['pp']}" for unit, grid in placement["searches"][0]["units"].items()
-    )
-    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-    rows = [
-        Row(
-            name=f"{units}: error of the forecast of the mean step, before anything is trained",
-            value=100 * abs(forecast_s / mean_s - 1.0),
-            unit="%",
-            goal=at_most(GOAL_PERCENT),
-            detail=f"a step {mean_s:.3g} s (median {statistics.median(measured_s):.3g}), forecast {forecast_s:.3g}; {load}",
-        ),
-        Row(
-            name="the same of the job's own forecasts, corrected by what its trainers measure",
-            value=100 * abs(sum(learnt_s) / sum(measured_s) - 1.0),
-            unit="%",
-            goal=at_most(GOAL_PERCENT),
-            detail=f"forecast {statistics.mean(learnt_s):.3g} s in the mean",
-        ),
-    ]
-    title = f"a placement of the {MODEL} model on {CORES} cores: steps {LEARN_STEPS} to {LEARN_STEPS + steps - 1}, measured"
-    return Section(title=title, rows=rows)
+class RealRun:
+    """What is measured, one command after the other, in a folder of its own."""
+
+    def __init__(self, folder: Path, effort: Effort) -> None:
+        self._folder, self._effort = folder, effort
+        self._ends_s = time.monotonic() + effort.longest_s
+
+    def section(self) -> Section:
+        """Profile, place and train. Raises RuntimeError where a command fails, or all take longer than they may."""
+        folder, learn_steps, steps = self._folder, self._effort.learn_steps, self._effort.steps
+        known_to = self._profiled()
+        placement = self._placed()
+        job = yaml.safe_load((folder / "plan" / JOB).read_text(encoding="utf-8")) | {"steps": learn_steps + steps}
+        learnt_s, measured_s = self._trained(job, placement["processes"])
+        best = placement["searches"][0]
+        forecast_s, mean_s = best["step_s"], statistics.mean(measured_s)
+        units = ", ".join(f"{unit} {grid['dp']} x {grid['tp']} x {grid['pp']}" for unit, grid in best["units"].items())
+        load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        rows = [
+            Row(
+                name=f"{units}: error of the forecast of the mean step, before anything is trained",
+                value=100 * abs(forecast_s / mean_s - 1.0),
+                unit="%",
+                goal=at_most(GOAL_PERCENT),
+                detail=f"a step {mean_s:.3g} s (median {statistics.median(measured_s):.3g}), forecast {forecast_s:.3g}; times "
+                f"of layers known to +-: {known_to}; {load}",
+            ),
+            Row(
+                name="the same of the job's own forecasts, corrected by what its trainers measure",
+                value=100 * abs(sum(learnt_s) / sum(measured_s) - 1.0),
+                unit="%",
+                goal=at_most(GOAL_PERCENT),
+                detail=f"forecast {statistics.mean(learnt_s):.3g} s in the mean",
+            ),
+        ]
+        last = learn_steps + steps - 1
+        title = f"a placement of the {MODEL} model on {CORES} cores: steps {learn_steps} to {last}, measured"
+        return Section(title=title, rows=rows)
+
+    @property
+    def _job(self) -> list[str]:
+        """The options that say what the job is."""
+        return [str(example_data() / DATA), "--max-pixels", str(MAX_PIXELS), "--global-batch", str(GLOBAL_BATCH)]
+
+    @property
+    def _costs(self) -> Path:
+        return self._folder / "costs.json"
+
+    def _profiled(self) -> str:
+        """Measure the services and the model; return how exactly the times of its units are known, in words."""
+        effort = self._effort
+        bench = ["bench", "services", *self._job, "--steps", str(effort.service_steps), "--format", "json"]
+        cluster = MACHINE | json.loads(self._ran("services", bench))["cluster"]
+        (self._folder / "machine.yaml").write_text(yaml.safe_dump(cluster), encoding="utf-8")
+        profile = ["profile", MODEL, "--units", "vision,llm", "--threads", "1", "--vocab", str(VOCABULARY)]
+        profile += ["--tokens", effort.tokens, "--repeats", str(effort.rounds), "--within", str(effort.within)]
+        profile += ["--seconds", str(effort.profile_s), "--beside", str(CORES - 1), "--out", str(self._costs)]
+        self._ran("profile", profile)
+        return str(json.loads(self._costs.read_text(encoding="utf-8"))["measured_on"]["uncertainty"])
+
+    def _placed(self) -> dict[str, Any]:
+        """Place the model on this machine's cores; return the content of placement.json."""
+        out = self._folder / "plan"
+        place = ["orchestrate", "--model", MODEL, "--data", *self._job, "--cluster", str(self._folder / "machine.yaml")]
+        self._ran("placement", [*place, "--coefficients", str(self._costs), "--placements", "disaggregated", "--out", str(out)])
+        document = json.loads((out / "placement.json").read_text(encoding="utf-8"))
+        assert isinstance(document, dict)
+        return document
+
+    def _trained(self, job: dict[str, Any], processes: int) -> tuple[list[float], list[float]]:
+        """Train a job to its end; return the forecast and the measured seconds of its steps behind those in which it learns."""
+        progress(f"real run: {processes} trainers, {job['steps']} steps")
+        with services([("--threads", "1", "--budget-mib", "256")]) as running:
+            name = running.submit(parse_spec(job))
+
+            def tell(past_s: float) -> None:
+                progress(f"  {past_s:.0f} s: {len(step_times(running.reorder_log, name, 0)[0])} steps of {job['steps']}")
+
+            with told_every(PLAIN_INTERVAL_S, tell):
+                arguments = ["train", "--endpoint", running.endpoint, "--job", name, "--threads", "1"]
+                train(arguments, processes, self._folder, self._left_s())
+            return step_times(running.reorder_log, name, self._effort.learn_steps)
+
+    def _ran(self, name: str, arguments: list[str]) -> str:
+        """Run a command of `headrace` to its end, saying now and then how far it is; return the last line that it printed."""
+        progress(f"real run: {name}")
+        with ProcessGroup() as group:
+            process = group.add(Process(name, arguments, self._folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))
+            with told_every(PLAIN_INTERVAL_S, lambda past_s: progress(f"  {past_s:.0f} s: {_said(process)}")):
+                await_end([process], self._left_s())
+            return process.last_lines(1)[0]
+
+    def _left_s(self) -> float:
+        return max(0.0, self._ends_s - time.monotonic())
 
 
-def placed(folder: Path, profile_s: float) -> dict[str, Any]:
-    """Profile the model and the services, and place the model on this machine's cores; return the content of placement.json.
-
-    profile_s: for each of the model's units, layers and stage. Raises RuntimeError where a command fails.
-    """
-    costs, out, data = folder / "costs.json", folder / "plan", str(example_data() / DATA)
-    progress("real run: services")
-    job = [data, "--max-pixels", str(MAX_PIXELS), "--global-batch", str(GLOBAL_BATCH)]
-    of_services = json.loads(_ran("services", ["bench", "services", *job, "--format", "json"], folder))["cluster"]
-    (folder / "machine.yaml").write_text(yaml.safe_dump(MACHINE | of_services), encoding="utf-8")
-    progress(f"real run: profile of {MODEL}")
-    profile = ["profile", MODEL, "--units", "vision,llm", "--threads", "1", "--vocab", str(VOCABULARY), "--out", str(costs)]
-    profile += ["--within", str(WITHIN), "--seconds", str(profile_s), "--beside", str(CORES - 1)]
-    _ran("profile", [*profile, "--tokens", "16,32,64,128,256,512"], folder)
-    place = [
-        "orchestrate", "--model", MODEL, "--data", *job, "--cluster", str(folder / "machine.yaml"), "--coefficients", str(costs),
-        "--placements", "disaggregated", "--out", str(out),
-    ]  # fmt: skip
-    progress("real run: placement")
-    _ran("orchestrate", place, folder)
-    document = json.loads((out / "placement.json").read_text(encoding="utf-8"))
-    assert isinstance(document, dict)
-    return document
-
-
-def trained(job: dict[str, Any], processes: int, folder: Path) -> tuple[list[float], list[float]]:
-    """Train a job to its end; return the forecast and the measured seconds of its steps behind the first few.
-
-    Raises RuntimeError where a trainer fails or takes too long.
-    """
-    with services([("--threads", "1", "--budget-mib", "256")]) as running:
-        name = running.submit(parse_spec(job))
-        train(["train", "--endpoint", running.endpoint, "--job", name, "--threads", "1"], processes, folder, _LONGEST_S)
-        return step_times(running.reorder_log, name, LEARN_STEPS)
-
-
-def _ran(name: str, arguments: list[str], folder: Path) -> str:
-    """Run a command of `headrace` to its end; return the last line that it printed."""
-    with ProcessGroup() as group:
-        process = group.add(Process(name, arguments, folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))
-        await_end([process], _LONGEST_S)
-        return process.last_lines(1)[0]
+def _said(process: Process) -> str:
+    """Return the last line that a process has printed, as much of it as fits a line."""
+    return "".join(process.last_lines(1))[:100] or "no word of it yet"

@@ -165,7 +165,7 @@ def _searches(text: str) -> list[str]:
 def _placements(text: str) -> tuple[str, ...]:
     named = PLACEMENTS if text == "all" else tuple(name.strip() for name in text.split(",") if name.strip())
     if not named or (unknown := [name for name in named if name not in PLACEMENTS]):
-        raise UserError(f"--placements takes some of {', '.join(PLACEMENTS)}, got {(unknown if named else [text])[0]!r}")
+        raise UserError(f"--placements takes all or some of {', '.join(PLACEMENTS)}, got {(unknown if named else [text])[0]!r}")
     return named
 
 

@@ -136,10 +136,11 @@ class Report:
         demand = self.problem.demand
         title = (
             f"{self.problem.model} on {demand.cluster.num_gpus} x {demand.cluster.name}: {demand.global_batch} samples a step, "
-            f"mean of {len(self.found.batches)} global batches, {SIMULATED}"
+            f"{len(self.found.batches)} global batches, {SIMULATED}"
         )
         table = Table(title=title, title_justify="left")
-        for name in ("search", *demand.unit_names, "GPUs", "K", "step", "samples/s", f"x {BASELINE}", "memory", "searched in"):
+        names = ("GPUs", "K", "step", "samples/s", f"x {BASELINE}", "memory", "batches", "searched in")
+        for name in ("search", *demand.unit_names, *names):
             table.add_column(name, justify="left" if name == "search" else "right", no_wrap=True)
         best = min(self.judged.values(), key=lambda one: one.key)
         for name, judgement in self.judged.items():
@@ -150,7 +151,8 @@ class Report:
                 str(candidate.gpus), str(candidate.microbatches), f"{self.seconds(judgement):.3f} s",
                 f"{demand.global_batch / self.seconds(judgement):.1f}", "" if speedup is None else f"{speedup:.2f} x",
                 f"{judgement.fullest.total / GIB:.1f} GiB" + ("" if judgement.fits else ", too much"),
-                f"{self.searched_s[name]:.2f} s", style="bold" if judgement is best else None,
+                str(judgement.steps_s.size), f"{self.searched_s[name]:.2f} s",
+                style="bold" if judgement is best else None,
             )  # fmt: skip
         return table
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.cli.progress_bar import ProgressBar
     from headrace.reorder_service.planning.batch import Batch
 
-BASELINE_NAMES = ("llm-only", "megatron", "megatron-balanced", "ratio", "dip", "fsdp", "fsdp-orchmllm")
+BASELINE_NAMES = ("llm-only", "megatron", "megatron-balanced", "ratio", "dip", "encoders-replicated", "fsdp", "fsdp-orchmllm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from headrace.cli.planning.placement_rows import (
     NOTE,
     PlacementRow,
     add_placements_argument,
+    best_placement,
     placement_rows,
     placements_asked,
     placements_table,
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
         report["strategy_pictures"] = [str(path) for path in pictures]
     if args.format == "json":
         compared = {"baselines": [row.to_json() for row in baselines]} if asked else {}
-        compared |= {"placements": [row.to_json() for row in placed]} if placements else {}
+        compared |= {"placements": [row.to_json(best_placement(placed)) for row in placed]} if placements else {}
         print(json.dumps(report | compared))
     else:
         _print(args, problems, gains, report, baselines, placed)

@@ -48,8 +48,22 @@ class PlacementRow:
     """Activations of the fullest GPU at the worst moment, in the unit of `Batch.memory`."""
     fits: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the public JSON form."""
+    def why_it_loses(self, best: PlacementRow) -> str:
+        """Return in words what it spends more of than the best one; nothing for that itself.
+
+        All have the same samples and GPUs, so that a longer step is time in which GPUs wait, or what microbatches take besides
+        their samples.
+        """
+        if self is best:
+            return ""
+        if not self.fits:
+            return "holds more than the memory limit"
+        if self.bubble > best.bubble:
+            return f"its GPUs wait {self.bubble:.0%} of the time (the best: {best.bubble:.0%})"
+        return "its microbatches take more besides their samples"
+
+    def to_json(self, best: PlacementRow) -> dict[str, Any]:
+        """Return the public JSON form, with why it loses against the best one."""
         return {
             "placement": self.placement,
             "gpus": self.gpus,
@@ -61,6 +75,7 @@ class PlacementRow:
             "bubble": self.bubble,
             "peak_memory": self.peak_memory,
             "fits": self.fits,
+            "loses": self.why_it_loses(best),
         }
 
 
@@ -129,15 +144,21 @@ def placement_rows(
     return rows
 
 
+def best_placement(rows: Sequence[PlacementRow]) -> PlacementRow:
+    """Return the row with the shortest step of those that fit the memory, if any does."""
+    return min(rows, key=lambda row: (not row.fits, row.iteration_s))
+
+
 def placements_table(rows: Sequence[PlacementRow], problem: Problem) -> Table:
     """Return the table that is printed below that of the strategies."""
     from rich.table import Table
 
     title = f"SIMULATED placements on the same {rows[0].gpus:,} GPUs; units: replicas x stages"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1), pad_edge=False, header_style="dim")
-    for name in ("placement", "units", "K", "auto took", "step", "x", "idle", "memory"):
-        table.add_column(name, justify="left" if name in ("placement", "units", "auto took") else "right", no_wrap=True)
-    best = min(rows, key=lambda row: (not row.fits, row.iteration_s))
+    texts = ("placement", "units", "auto took", "why it loses")
+    for name in ("placement", "units", "K", "auto took", "step", "x", "idle", "memory", "why it loses"):
+        table.add_column(name, justify="left" if name in texts else "right", no_wrap=True)
+    best = best_placement(rows)
     for row in rows:
         memory = problem.memory_in_words(row.peak_memory)
         table.add_row(
@@ -148,7 +169,8 @@ def placements_table(rows: Sequence[PlacementRow], problem: Problem) -> Table:
             f"{row.iteration_s:.4g}",
             f"{row.speedup:.2f}",
             f"{row.bubble:.0%}",
-            memory if row.fits else f"{memory}, over the limit",
+            memory,
+            row.why_it_loses(best),
             style="bold" if row is best else None,
         )
     return table

@@ -293,7 +293,7 @@ def test_services_on_the_trainers_cores_are_in_the_forecast(tmp_path: Path, caps
         (["--cluster", "nowhere.yaml"], "cannot read the cluster nowhere.yaml: No such file or directory"),
         (["--gpus", "8", "--device", "a40", "--model", "gpt-9"], "no model 'gpt-9'; there are tiny"),
         (["--gpus", "8", "--device", "a40", "--searches", "luck"], "no search 'luck'; there are megatron"),
-        (["--gpus", "8", "--device", "a40", "--placements", "luck"], "--placements takes some of disaggregated, colocated"),
+        (["--gpus", "8", "--device", "a40", "--placements", "luck"], "--placements takes all or some of disaggregated, "),
         (["--gpus", "8", "--device", "a40", "--strategy", "luck"], "no strategy 'luck'"),
         (["--gpus", "8", "--device", "a40", "--schedule", "luck"], "no schedule 'luck'"),
         (["--gpus", "8", "--device", "a40", "--chunks", "2"], "--chunks 2 needs --schedule interleaved"),

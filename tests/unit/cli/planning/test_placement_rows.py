@@ -72,6 +72,23 @@ def test_compare_puts_them_beside_gpus_of_their_own(tmp_path: Path, capsys: pyte
     assert rows["nested"]["units"] == {"encoder": {"dp": 6, "pp": 1}, "llm": {"dp": 3, "pp": 2}}
     assert rows["nested"]["peak_memory"] <= rows["encoders-first"]["peak_memory"], "the latter hold a whole step of encoders"
     assert rows["colocated"]["chosen"] == "colocated"
+    best = min(rows.values(), key=lambda row: row["iteration_s"])
+    assert [row["placement"] for row in rows.values() if not row["loses"]] == [best["placement"]]
+    for row in rows.values():
+        if row is not best:
+            assert row["loses"] == f"its GPUs wait {row['bubble']:.0%} of the time (the best: {best['bubble']:.0%})"
+
+
+def test_what_exceeds_the_memory_loses_however_fast_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--stages", "encoder=1,llm=2", "--out", str(tmp_path), "--placements", "all", "--format", "json"]
+    assert main([*COMPARE, *options]) == 0
+    peaks = {row["placement"]: row["peak_memory"] for row in json.loads(capsys.readouterr().out)["placements"]}
+    limit = (peaks["nested"] + peaks["encoders-first"]) / 2
+    assert main([*COMPARE, *options, "--memory-limit", str(limit)]) == 0
+    rows = {row["placement"]: row for row in json.loads(capsys.readouterr().out)["placements"]}
+    assert (rows["encoders-first"]["fits"], rows["encoders-first"]["loses"]) == (False, "holds more than the memory limit")
+    [best] = [row for row in rows.values() if not row["loses"]]
+    assert best["fits"]
 
 
 def test_what_is_asked_for_is_printed_with_where_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,6 +97,8 @@ def test_what_is_asked_for_is_printed_with_where_to_go_on(tmp_path: Path, capsys
     assert "SIMULATED placements on the same 6 GPUs" in words
     assert "disaggregated encoder 2 x 1, llm 2 x 2" in words
     assert "all on every GPU (FSDP)" in words
+    assert "why it loses" in words
+    assert words.count("of the time (the best: ") == 1
     assert "nested" not in words
     assert "headrace orchestrate looks through all layouts" in words
 

@@ -8,7 +8,6 @@ So are the best layouts of every placement, so that it can be said which placeme
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -43,8 +42,7 @@ _COMPARED, _FINALISTS = 6, 2
 """Batches by which the alternatives are judged with the job's strategy, and how many of them are judged on all."""
 _FIRST, _NEAR, _FAR = 2, 1.1, 1.5
 """Batches after which only those alternatives are judged further that take no longer than so many times the best, and of large
-global batches what other searches answer no further than up to the latter. Nothing that takes longer than the former is judged
-on all."""
+global batches what other searches answer no further than up to the latter, and on all batches only up to the former."""
 _VARIED = 5
 """Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
 _COLOCATED = 2
@@ -56,8 +54,8 @@ _LOOKED_AT, _ENOUGH = 4000, 1000
 _ROOM = 0.8
 """Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
 _PIECES, _CUT = (2, 4, 8), 2
-"""Pieces of encoders' passes that are tried, and of how many nested candidates, the best after the first round. Of as many with
-shared GPUs other slices and stages of the encoders are tried."""
+"""Pieces of encoders' passes that are tried, and of how many nested candidates: the best after the first round that differ in the
+LLM's grid. Of as many with shared GPUs other slices and stages of the encoders, or of the generator, are tried."""
 _OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
 
 Advance = Callable[[int], object]
@@ -69,8 +67,8 @@ class Found:
 
     best: Judgement
     answers: Mapping[str, Judgement]
-    """Of the other searches, by name. What exceeds the memory, or takes far longer than the best, is judged by few batches, which
-    suffice to see that."""
+    """Of the other searches, by name. What exceeds the memory, and in large batches what takes far longer than the best, is
+    judged by few batches, which suffice to see that."""
     alternatives: Sequence[Judgement]
     """The next best, at most ALTERNATIVES of them."""
     of_placements: Mapping[str, Judgement]
@@ -125,13 +123,15 @@ def search(
             f"no plan of strategy {strategy!r} can be run with schedule {demand.schedule!r}: take another of the two"
         )
     asked = [one for one in compared if one.candidate.placement in placements]
-    finalists = {one.candidate.layout for one in asked[:_FINALISTS]}
+    on_all = {one.candidate.layout for one in asked[:_FINALISTS]} | {
+        one.candidate.layout
+        for one in compared
+        if one.candidate.layout in answers_of_others and (fewer == 1 or one.step_s <= _NEAR * compared[0].step_s)
+    }
     final = [
         finished
         for one in compared
-        if one.candidate.layout in finalists
-        or (one.candidate.layout in answers_of_others and one.step_s <= _NEAR * compared[0].step_s)
-        if one.fits
+        if one.candidate.layout in on_all and one.fits
         for finished in _finished(steps, one, strategies, advance)
     ]
     if asked and not asked[0].fits:
@@ -173,7 +173,7 @@ def _as_allowed(demand: Demand) -> str:
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
-    rounds += _CUT * (len(_PIECES) + 4)
+    rounds += _CUT * (len(_PIECES) + 8)
     return shortlist + len(MICROBATCHES) + 3 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
 
 
@@ -268,10 +268,21 @@ def _colocated(demand: Demand) -> Iterable[Candidate]:
 def _varied(demand: Demand, best: Sequence[Candidate]) -> list[Candidate]:
     """Return what is near the best candidates, which come first, and what the estimate cannot tell well apart from them."""
     near = [one for candidate in best[:_VARIED] for one in _neighbours(demand, candidate)]
-    of_shared = itertools.islice((candidate for candidate in best if candidate.guests), _CUT)
-    near += [replace(one, search=NAME) for candidate in of_shared for one in regridded(demand, candidate)]
+    near += [
+        replace(one, search=NAME)
+        for candidate in _unlike(one for one in best if one.guests)
+        for one in regridded(demand, candidate)
+    ]
     whole = (candidate for candidate in best if can_be_cut(demand, candidate))
-    return near + [one for candidate in itertools.islice(whole, _CUT) for one in in_pieces(demand, candidate, _PIECES)]
+    return near + [one for candidate in _unlike(whole) for one in in_pieces(demand, candidate, _PIECES)]
+
+
+def _unlike(best: Iterable[Candidate]) -> list[Candidate]:
+    """Return the first _CUT candidates, each with another grid of the LLM, or another placement, than those in front of it."""
+    found: dict[tuple[str, bool, UnitGrid], Candidate] = {}
+    for one in best:
+        found.setdefault((one.placement, one.has_generator, one.grids[LLM]), one)
+    return list(found.values())[:_CUT]
 
 
 def _neighbours(demand: Demand, candidate: Candidate) -> Iterable[Candidate]:

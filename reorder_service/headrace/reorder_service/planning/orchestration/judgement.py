@@ -28,11 +28,11 @@ PARTS: Mapping[str, str] = {
 }
 """Where the time of all GPUs goes, in words."""
 _LOSES: Mapping[str, str] = {
-    SLICES: "tensor slices exchange and repeat {:.0%} of the work of its GPUs",
-    WAITING: "its GPUs wait {:.0%} of the time for other stages",
-    TRANSFERS: "transfers between stages take {:.0%} of the time",
-    EXCHANGE: "replicas exchange gradients and weights {:.0%} of the time",
-    IDLE: "{:.0%} of the cluster's GPUs have no unit",
+    SLICES: "tensor slices exchange and repeat {} of the work of its GPUs",
+    WAITING: "its GPUs wait {} of the time for other stages",
+    TRANSFERS: "transfers between stages take {} of the time",
+    EXCHANGE: "replicas exchange gradients and weights {} of the time",
+    IDLE: "{} of the cluster's GPUs have no unit",
 }
 
 
@@ -134,7 +134,11 @@ def why_it_loses(loser: Judgement, winner: Judgement) -> str:
             f"{rank.unit} are {'state of the optimizer' if rank.largest == 'optimizer' else rank.largest}"
         )
     part = max(_LOSES, key=lambda name: loser.parts[name] - winner.parts[name])
-    return f"{_LOSES[part].format(loser.share(part))} (the best: {winner.share(part):.0%})"
+    share, best = f"{loser.share(part):.0%}", f"{winner.share(part):.0%}"
+    if share == best:
+        longer = seconds_beside(loser, winner) / winner.step_s - 1.0
+        return f"takes {longer:.1%} longer, with no part that stands out"
+    return f"{_LOSES[part].format(share)} (the best: {best})"
 
 
 def in_words(candidate: Candidate) -> str:

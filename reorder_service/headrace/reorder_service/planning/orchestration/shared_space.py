@@ -120,20 +120,24 @@ def in_pieces(demand: Demand, candidate: Candidate, numbers: Sequence[int]) -> I
 
 
 def regridded(demand: Demand, candidate: Candidate) -> Iterator[Candidate]:
-    """Yield the candidate with twice or half as many slices, or stages, of the encoders on the LLM's GPUs: real samples tell
-    better than the estimate which is best."""
-    encoders = [unit for unit in demand.units if unit.name in candidate.guests and unit.name != GENERATOR]
-    if not encoders:
-        return
-    ranks, own = candidate.grids[LLM].gpus, candidate.grids[encoders[0].name]
+    """Yield the candidate with twice or half as many slices, or stages, of the encoders on the LLM's GPUs, or of the generator
+    there: real samples tell better than the estimate which is best."""
+    guests = [unit for unit in demand.units if unit.name in candidate.guests]
+    for alike in ([unit for unit in guests if (unit.name == GENERATOR) == of_generator] for of_generator in (False, True)):
+        if alike:
+            yield from _of_other_grids(demand, candidate, alike)
+
+
+def _of_other_grids(demand: Demand, candidate: Candidate, units: Sequence[UnitDemand]) -> Iterator[Candidate]:
+    """Yield the candidate with twice or half as many slices, or stages, of some units that have the same grid."""
+    ranks, own = candidate.grids[LLM].gpus, candidate.grids[units[0].name]
     for tp, pp in ((own.tp // 2, own.pp), (own.tp * 2, own.pp), (own.tp, own.pp // 2), (own.tp, own.pp * 2)):
         grid = UnitGrid(dp=ranks // (tp * pp) if tp * pp else 0, tp=tp, pp=pp)
         if grid.gpus == ranks and all(
             tp in widths(unit, demand.cluster.gpus_per_node) and unit.allows(grid.dp, pp) and pp * demand.chunks <= unit.layers
-            for unit in encoders
+            for unit in units
         ):
-            grids = {**candidate.grids, **dict.fromkeys((unit.name for unit in encoders), grid)}
-            yield replace(candidate, grids={unit: grids[unit] for unit in candidate.grids})
+            yield replace(candidate, grids={**candidate.grids, **dict.fromkeys((unit.name for unit in units), grid)})
 
 
 def shared_candidates(demand: Demand, most: int, placements: Collection[str], search: str) -> tuple[list[Candidate], int]:

@@ -7,6 +7,7 @@
 | megatron-balanced | encoder and LLM in a row, cut into equal virtual stages (Optimus, app. B)  | in arrival order              |
 | ratio            | stages in proportion to the units' work (DistTrain, 8.2.1)                  | in arrival order              |
 | dip              | every stage has a part of the encoders and of the LLM, encoders first       | in arrival order              |
+| encoders-replicated | every stage of the LLM computes all encoders (Cornstarch, arXiv, 2.2)    | in arrival order              |
 | fsdp             | none: every rank has all units                                              | in arrival order              |
 | fsdp-orchmllm    | none: every rank has all units                                              | by strategy `orchmllm`        |
 
@@ -95,6 +96,20 @@ def dip_step(batch: Batch) -> Predicted:
     return _chained(batch, by_stage, encoders_first_actions(num_stages, batch.topology.microbatches))
 
 
+def encoders_replicated_step(batch: Batch) -> Predicted:
+    """Simulate pipelines of the LLM whose every stage computes all encoders for each microbatch, in front of its own layers.
+
+    Work that is done again counts as work: GPUs are not idle meanwhile. Raises ValueError for a generator, of which nothing is
+    told.
+    """
+    if GENERATOR in batch.units:
+        raise ValueError("nothing is published of where encoders-replicated has a generator")
+    num_stages = _num_stages(batch)
+    of_stage = np.array([1.0 / num_stages if unit == LLM else 1.0 for unit in batch.units])
+    by_stage = np.broadcast_to(of_stage, (num_stages, 1, of_stage.size))
+    return _chained(batch, by_stage, interleaved_actions(num_stages, batch.topology.microbatches, 1))
+
+
 def fsdp_step(batch: Batch) -> Predicted:
     """Predict the step of ranks that have all units each, in microbatches of about as many samples as the batch's."""
     colocated = _colocated(batch, Execution(colocated="microbatch"))
@@ -114,6 +129,7 @@ BASELINES: Mapping[str, Callable[[Batch], Predicted]] = {
     "megatron-balanced": megatron_balanced_step,
     "ratio": ratio_step,
     "dip": dip_step,
+    "encoders-replicated": encoders_replicated_step,
     "fsdp": fsdp_step,
     "fsdp-orchmllm": fsdp_orchmllm_step,
 }

@@ -65,6 +65,17 @@ def test_allocations_are_multiples_near_the_proportions(work: list[float], gpus:
     assert gpus - sum(given_gpus) < min(units), "no multiple stays idle that a unit could have"
 
 
+@given(work=st.lists(st.floats(0.05, 1.0), min_size=2, max_size=4), gpus=st.integers(4, 9))
+def test_no_allocation_is_nearer_to_the_proportions(work: list[float], gpus: int) -> None:
+    """Of all that give every unit a GPU at least, by the GPUs that lie on the wrong side."""
+    shares = np.array(work) / np.sum(work)
+    found = proportional_allocation(shares, gpus, [1] * len(work))
+    assert found is not None
+    every = (one for one in itertools.product(range(1, gpus + 1), repeat=len(work)) if sum(one) == gpus)
+    nearest = min(float(np.abs(np.array(one) - gpus * shares).sum()) for one in every)
+    assert float(np.abs(np.array(found) - gpus * shares).sum()) == pytest.approx(nearest)
+
+
 def test_two_meanings_of_proportions() -> None:
     """A large sample of the encoder and a small one of the LLM: sums are 9:3, the mean of 9/10 and 0/2 is 0.45."""
     seconds = np.array([[9.0, 0.0], [1.0, 2.0]])

@@ -122,6 +122,20 @@ def test_no_search_has_a_better_answer() -> None:
     assert 0 < sum(steps) <= num_judgements(1, 6 + 20)
 
 
+@pytest.mark.parametrize(("global_batch", "judged_on"), [(12, 8), (520, 1)])
+def test_what_others_answer_far_behind_is_judged_on_few_batches_only_where_they_are_large(
+    global_batch: int, judged_on: int
+) -> None:
+    demand = uneven(6, global_batch=global_batch)
+    one_each = UnitGrid(dp=1, tp=1, pp=1)
+    slow = Candidate(search="slow", grids={"vision": one_each, "llm": one_each}, microbatches=4)
+    others = {"megatron": megatron(demand)[0], "slow": slow}
+    found = search(demand, others, strategy="disttrain", num_batches=8, shortlist=4, placements=["disaggregated"])
+    assert found.answers["slow"].step_s > 2 * found.best.step_s
+    assert found.answers["slow"].steps_s.size == judged_on
+    assert found.best.steps_s.size == 8
+
+
 def test_a_tight_memory_is_kept_where_it_can_be() -> None:
     """The weights of each unit take more than a GPU, so that both are cut."""
     demand = uneven(4, parameters=4.5e9)

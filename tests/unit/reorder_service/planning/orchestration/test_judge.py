@@ -1,5 +1,7 @@
 """The judge's figures are those of a step that is worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -93,6 +95,14 @@ def test_idle_gpus_are_why_a_small_placement_loses() -> None:
     small = judge(demand, candidate((1, 1, 1), (1, 1, 1), 8), batches, "random")
     large = judge(demand, candidate((2, 1, 1), (2, 1, 3), 4), batches, "random")
     assert "75% of the cluster's GPUs have no unit" in why_it_loses(small, large)
+
+
+def test_where_all_parts_have_the_same_shares_none_is_said_to_be_why() -> None:
+    demand = two_units()
+    judged = judge(demand, candidate((1, 1, 1), (1, 1, 1), 8), draw_batches(demand, 1, 0), "random")
+    parts = {name: 1.02 * amount for name, amount in judged.parts.items()}
+    longer = replace(judged, steps_s=1.02 * judged.steps_s, parts=parts)
+    assert why_it_loses(longer, judged) == "takes 2.0% longer, with no part that stands out"
 
 
 def test_colocated_ranks_take_the_sum_of_their_units() -> None:

@@ -113,11 +113,13 @@ def test_a_pipeline_of_one_unit_is_the_simulators(batch: Batch, chunks: int) -> 
 def test_no_baseline_beats_the_even_share_of_all_gpus(batch: Batch) -> None:
     gpus = batch.topology.replicas * batch.topology.num_stages
     even = float((batch.costs * batch.step_factors[:, None]).sum()) / gpus
+    again = float(batch.costs[0].sum() * batch.step_factors[0]) * (batch.topology.num_stages - 1) / gpus
     for name, baseline in BASELINES.items():
         step = baseline(batch)
-        assert step.iteration_s >= even * (1 - 1e-9), name
+        work = even + again * (name == "encoders-replicated")
+        assert step.iteration_s >= work * (1 - 1e-9), name
         assert 0 <= step.bubble < 1 or step.iteration_s == 0, name
-        assert step.iteration_s * (1 - step.bubble) == pytest.approx(even, rel=1e-6, abs=1e-9), name
+        assert step.iteration_s * (1 - step.bubble) == pytest.approx(work, rel=1e-6, abs=1e-9), name
 
 
 def test_megatron_has_one_stage_of_the_encoder() -> None:
@@ -144,6 +146,14 @@ def test_dip_runs_encoders_first_and_last() -> None:
     dip = BASELINES["dip"](batch).iteration_s
     busy = 4 * (2.0 + 1.0) * 3
     assert busy < dip <= busy + 3 * 2.0 + 3 * 1.0 + 3 * 2.0 + 3 * 4.0
+
+
+def test_replicated_encoders_are_computed_in_every_stage() -> None:
+    """In 1F1B, each of four stages takes the whole encoder and a quarter of the LLM, each of two likewise and a half."""
+    for stages, of_llm in (({"encoder": 2, LLM: 2}, 1.0), ({"encoder": 1, LLM: 1}, 2.0)):
+        batch = equal_batch(8.0, 4.0, stages=stages)
+        fills = sum(stages.values()) - 1
+        assert BASELINES["encoders-replicated"](batch).iteration_s == pytest.approx((4 + fills) * (8.0 + of_llm) * 3)
 
 
 def test_fsdp_waits_for_the_heaviest_rank() -> None:
@@ -195,6 +205,7 @@ def test_a_job_may_name_a_baseline_strategy_and_auto_does_not_consider_it() -> N
     [
         ("megatron-balanced", {"vision": 1, "audio": 1, LLM: 1}, "no row of layers"),
         ("dip", {"encoder": 1, LLM: 1, GENERATOR: 1}, "nothing is published"),
+        ("encoders-replicated", {"encoder": 1, LLM: 1, GENERATOR: 1}, "nothing is published"),
     ],
 )
 def test_what_a_baseline_has_no_place_for_is_refused(name: str, stages: dict[str, int], words: str) -> None:
