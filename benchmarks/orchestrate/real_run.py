@@ -61,7 +61,7 @@ FULL = Effort(
     longest_s=900.0,
 )  # fmt: skip
 QUICK = Effort(
-    service_steps=20, tokens="16,64,256,512", rounds=3, within=0.05, profile_s=5.0, learn_steps=12, steps=8, longest_s=300.0
+    service_steps=20, tokens="16,64,256,512", rounds=3, within=0.05, profile_s=5.0, learn_steps=12, steps=8, longest_s=600.0
 )
 MACHINE = {
     "nodes": 1,
