@@ -59,15 +59,8 @@ class JobRun:
         self._planner = Planner(record, self.spec, self.manifest, store, self._orders, self.cursor.history)
         self._order_error = ""
         self._planning_again = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._changed, self._ready = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def found_nothing(self) -> bool:
-        """Whether what was read of the data sets leaves nothing to train on, so that it has to be read anew once it is mended."""
-        is_empty = self.cursor.committed > 0 or self.manifest.empty_source() is not None
-        return is_empty and self.manifest.vocabulary is not None and not self.cursor.progress.samples
 
     @property
     def generation(self) -> int:

@@ -120,6 +120,7 @@ class Membership:
     _idle: frozenset[str] = frozenset()
     _under_way: int = 0  # the newest generation under which nodes train
     _trained: set[str] = field(default_factory=set)  # connected nodes that have trained a step
+    _committed: int = 0  # steps, when `late` was last called
     _losses: list[str] = field(default_factory=list)  # what was lost, in words, as far as no snapshot has taken it in
     _is_saved: bool = False
 
@@ -206,11 +207,6 @@ class Membership:
         self._under_way = generation
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
 
-    def committed(self) -> None:
-        """Note that a step was committed: the nodes that train under the newest snapshot have trained one."""
-        if self._under_way == self.snapshot.generation:
-            self._trained |= self.record.joined_generation.keys() & self.connected.keys()
-
     def weigh(self, unit_seconds: Mapping[str, float]) -> None:
         """Note what a mean microbatch takes in each unit, in seconds, from which the pipelines are planned."""
         self.record = replace(self.record, unit_seconds=unit_seconds)
@@ -236,8 +232,14 @@ class Membership:
         if generation == self.snapshot.generation and name in self.record.joined_generation and not self._losses:
             self._losses.append(f"{name} was cut off from other nodes")
 
-    def late(self, now_s: float) -> dict[str, str]:
-        """Return the nodes that have been silent or absent for too long, each with a phrase that says so."""
+    def late(self, now_s: float, committed: int) -> dict[str, str]:
+        """Return the nodes that have been silent or absent for too long, each with a phrase that says so.
+
+        `committed`: how many of the job's steps are; by a further one the nodes of a snapshot under way have trained one.
+        """
+        if committed > self._committed and self._under_way == self.snapshot.generation:
+            self._trained |= self.record.joined_generation.keys() & self.connected.keys()
+        self._committed = committed
         silent = {
             name: f"silent for {now_s - member.heard_s:.1f} s"
             for name, member in self.connected.items()

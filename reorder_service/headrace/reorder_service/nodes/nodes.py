@@ -55,8 +55,7 @@ class Nodes:
         self._membership: Membership | None = None
         self._templates: Templates | None = None
         self._streams = NodeStreams()
-        self._changed = asyncio.Event()
-        self._formed = asyncio.Event()
+        self._changed, self._formed = asyncio.Event(), asyncio.Event()
         self._saving = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.snapshot = Snapshot()
@@ -232,15 +231,12 @@ class Nodes:
 
     async def _watch_nodes(self) -> None:
         """Remove nodes that are silent or absent for too long, and notice when the job fails, is cancelled or is reset."""
-        committed = self._run.cursor.committed
         while True:
             await self._clock.sleep(LOOK_S)
-            if (membership := self._membership) is not None:
-                if self._run.cursor.committed > committed:
-                    membership.committed()
-                for node, why in membership.late(self._clock.now_s()).items():
-                    self._remove(node, self._streams.silent(node, why))
-            committed = self._run.cursor.committed
+            now_s, membership = self._clock.now_s(), self._membership
+            late = membership.late(now_s, self._run.cursor.committed) if membership is not None else {}
+            for node, why in late.items():
+                self._remove(node, self._streams.silent(node, why))
             if self._end_of_job():
                 self._changed.set()
 
