@@ -146,7 +146,7 @@ class ReorderService:
             run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
-        if run.cursor.state == "FAILED" and run.found_nothing:
+        if run.cursor.state == "FAILED" and _found_nothing(run):
             await self.delete(spec.name)
             return await self.submit(spec_json, peer=peer)
         await run.resubmit()
@@ -342,3 +342,9 @@ class ReorderService:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
         await run.manifest.load()
         return run
+
+
+def _found_nothing(run: JobRun) -> bool:
+    """Return whether what was read of a job's data sets leaves nothing to train on, so that they are to be read anew."""
+    is_empty = run.cursor.committed > 0 or run.manifest.empty_source() is not None
+    return is_empty and run.manifest.vocabulary is not None and not run.cursor.progress.samples

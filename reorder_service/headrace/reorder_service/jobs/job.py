@@ -64,12 +64,6 @@ class JobRun:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def found_nothing(self) -> bool:
-        """Whether what was read of the data sets leaves nothing to train on, so that it has to be read anew once it is mended."""
-        is_empty = self.cursor.committed > 0 or self.manifest.empty_source() is not None
-        return is_empty and self.manifest.vocabulary is not None and not self.cursor.progress.samples
-
-    @property
     def generation(self) -> int:
         """Generation of the plans that ranks hold; see `Cursor.generation`."""
         return self.cursor.generation
@@ -98,8 +92,7 @@ class JobRun:
             if not self.cursor.is_over:
                 await self.stop()
                 try:
-                    again = f"submit it by another name, or again after `headrace job delete {self.name}`"
-                    await self._end("CANCELLED", f"job {self.name!r} was cancelled: {again}")
+                    await self._end("CANCELLED", self.cursor.cancellation)
                 finally:
                     self.start()  # the job goes on where the store did not save its end
 
