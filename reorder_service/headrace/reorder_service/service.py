@@ -345,6 +345,6 @@ class ReorderService:
 
 
 def _found_nothing(run: JobRun) -> bool:
-    """Whether what was read of a job's data sets leaves nothing to train on, so that it has to be read anew once it is mended."""
+    """Return whether what was read of a job's data sets leaves nothing to train on, so that they are to be read anew."""
     is_empty = run.cursor.committed > 0 or run.manifest.empty_source() is not None
     return is_empty and run.manifest.vocabulary is not None and not run.cursor.progress.samples

@@ -65,6 +65,12 @@ class Cursor:
         """Whether the job has failed or was cancelled: it goes neither on nor back."""
         return self.state in ("FAILED", "CANCELLED")
 
+    @property
+    def cancellation(self) -> str:
+        """What ranks and users are told of the job when it is cancelled."""
+        again = f"submit it by another name, or again after `headrace job delete {self._job}`"
+        return f"job {self._job!r} was cancelled: {again}"
+
     def check_goes_on(self, refusal: str) -> None:
         """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
         if self.is_over:

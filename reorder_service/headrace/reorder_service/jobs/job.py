@@ -91,8 +91,7 @@ class JobRun:
             if not self.cursor.is_over:
                 await self.stop()
                 try:
-                    again = f"submit it by another name, or again after `headrace job delete {self.name}`"
-                    await self._end("CANCELLED", f"job {self.name!r} was cancelled: {again}")
+                    await self._end("CANCELLED", self.cursor.cancellation)
                 finally:
                     self.start()  # the job goes on where the store did not save its end
 
