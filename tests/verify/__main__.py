@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it")
     parser.add_argument("--transport", choices=TRANSPORTS, help="what carries a pipeline's messages (default: each in turn)")
-    parser.add_argument("--at-once", type=int, default=2, metavar="N", help="cases side by side (default: %(default)s)")
+    parser.add_argument("--at-once", type=int, default=3, metavar="N", help="cases side by side (default: %(default)s)")
     args = parser.parse_args(arguments)
     bad = 0
     try:

@@ -219,8 +219,8 @@ def every_pipeline(degrees: Collection[str] = DEGREES) -> Iterator[Case]:
             yield case
 
 
-def every_case() -> Iterator[Case]:
-    """The whole product, as far as it can run."""
-    for pipeline in every_pipeline():
+def every_case(degrees: Collection[str] = DEGREES) -> Iterator[Case]:
+    """The whole product with these degrees, as far as it can run."""
+    for pipeline in every_pipeline(degrees):
         for choices in product(*OTHERS.values()):
             yield replace(pipeline, **dict(zip(OTHERS, choices, strict=True)))

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from headrace.manifest import Vocabulary
 from headrace.plan import LLM
 from headrace.spec import JobSpec, parse_spec
+from headrace.trainer.loading.stopwatch import Stopwatch
 from headrace.trainer.models.fused_linear import Part
 from headrace.trainer.orchestrated.fsdp_checkpoint import FsdpCheckpoints, load
 from headrace.trainer.orchestrated.orchestrated_loader import microbatches
@@ -102,7 +103,7 @@ def _run(rank: int, order: FsdpOrder, meshes: dict[tuple[int, int | None], Devic
         routes = Routes(case.plan(step), topology.replicas)
         makers = zip(topology.units, model.prepare(topology, rank), strict=True)
         feeds = {unit: partial(_cargo, case, step, routes, prepare) for unit, prepare in makers}
-        for microbatch in microbatches(routes, topology, rank, feeds):
+        for microbatch in microbatches(routes, topology, rank, feeds, Stopwatch(on_gpu=False)):
             model.accumulate(microbatch)
         results.append(model.average(case.max_grad_norm))
         if step == order.steps[0]:

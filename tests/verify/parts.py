@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.verify.cases import CONTEXT_DEGREES, MOST_PROCESSES, Case, every_case
+from tests.verify.cases import CONTEXT_DEGREES, DEGREES, MOST_PROCESSES, Case, every_case
 from tests.verify.comparison import differences
 from tests.verify.context_comparison import context_differences, every_context_case
 from tests.verify.context_processes import context_processes
@@ -50,10 +50,13 @@ def _drawn(cases: Sequence[Any], args: Namespace) -> Sequence[Any]:
     return cases if args.cases is None else random.Random(args.seed).sample(cases, min(args.cases, len(cases)))
 
 
-def _of_pipelines(cases: Callable[[Namespace], Sequence[Case]]) -> Part:
+def _of_pipelines(strength: int, degrees: Collection[str]) -> Part:
+    """Those that cover every `strength` choices, with these degrees, or the draw from all of these degrees."""
+
     def carried(args: Namespace) -> Sequence[Carried]:
         transports = (args.transport,) if args.transport else tuple(TRANSPORTS)
-        return [Carried(case, transports) for case in _drawn(cases(args), args)]
+        cases = covering_cases(strength, degrees) if args.cases is None else list(every_case(degrees))
+        return [Carried(case, transports) for case in _drawn(cases, args)]
 
     return Part(
         carried,
@@ -63,8 +66,8 @@ def _of_pipelines(cases: Callable[[Namespace], Sequence[Case]]) -> Part:
 
 
 PARTS = {
-    "pipeline": _of_pipelines(lambda args: list(every_case() if args.cases is not None else covering_cases(STRENGTH))),
-    "pipeline-cp": _of_pipelines(lambda _: covering_cases(STRENGTH_OF_CONTEXT, CONTEXT_DEGREES)),
+    "pipeline": _of_pipelines(STRENGTH, DEGREES),
+    "pipeline-cp": _of_pipelines(STRENGTH_OF_CONTEXT, CONTEXT_DEGREES),
     "fsdp": Part(lambda args: _drawn(every_fsdp_case(), args), fsdp_processes, fsdp_differences),
     "context": Part(lambda args: _drawn(every_context_case(), args), context_processes, context_differences),
 }

@@ -76,13 +76,13 @@ def check_backend(device_type: str, *, has_nccl: bool) -> None:
         )
 
 
-def check_operations(group: dist.ProcessGroup, device: torch.device) -> None:
+def check_operations(group: dist.ProcessGroup, device: torch.device, *, exchange_rows: bool = False) -> None:
     """Run each collective operation of a training step once, on a few numbers. A collective call.
 
-    It also connects the group's processes, which some backends do with the first operation only. Raises UserError if the group's
-    backend lacks one of them.
+    It also connects the group's processes, which some backends do with the first operation only. `exchange_rows`: whether the
+    group's ranks send rows to each other, as FSDP ranks do. Raises UserError if the group's backend lacks an operation.
     """
-    for name, run in _OPERATIONS.items():
+    for name, run in (_OPERATIONS | _EXCHANGE if exchange_rows else _OPERATIONS).items():
         with told_if_lacking(f"{name} of {group.size()} ranks", dist.get_backend(group), device):
             run(group, torch.zeros(group.size(), device=device))
 
@@ -113,11 +113,16 @@ def _gather(group: dist.ProcessGroup, numbers: Tensor) -> None:
     all_gather(numbers, numbers[:1].clone(), group)
 
 
-_OPERATIONS: dict[str, Callable[[dist.ProcessGroup, Tensor], object]] = {
+_Operations = dict[str, Callable[[dist.ProcessGroup, Tensor], object]]
+
+_OPERATIONS: _Operations = {
     "all-reduce of float64": lambda group, numbers: dist.all_reduce(numbers.double(), group=group),
     "all-reduce of the largest bytes": lambda group, numbers: dist.all_reduce(numbers.byte(), dist.ReduceOp.MAX, group=group),
     "reduce-scatter": _scatter,
     "all-gather": _gather,
+}
+
+_EXCHANGE: _Operations = {
     "all-to-all": lambda group, numbers: dist.all_to_all_single(torch.empty_like(numbers), numbers, group=group),
 }
 

@@ -163,20 +163,20 @@ class RankWatch:
                 if not self._ends.wait(_GRACE_S):
                     self._tell(Terminated() if signal.SIGTERM in numbers else KeyboardInterrupt())
                     self._exit(_EXIT_INTERRUPTED)
-            elif words := self._awaited():
-                log.warning("waiting for other ranks: %s", words)
             elif why := self._why():
                 first = self._settle(why)
                 abort_communicators()  # ends the main thread's wait
                 if not self._ends.wait(_GRACE_S):
                     self._say(first)
                     self._exit(_EXIT_FAILURE)
+            elif words := self._awaited():
+                log.warning("waiting for other ranks: %s", words)
 
     def _awaited(self) -> str:
         """Return what is to be said now of ranks that have not come yet; empty if nothing is."""
         if time.monotonic() < self._reminder_s:
             return ""
-        self._reminder_s += _REMIND_S  # however many come meanwhile
+        self._reminder_s = time.monotonic() + _REMIND_S
         return self.channel.waits_for
 
     def _exit(self, exit_code: int) -> NoReturn:

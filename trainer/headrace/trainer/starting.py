@@ -15,7 +15,7 @@ from headrace.launcher_variables import num_ranks as num_ranks
 from headrace.launcher_variables import rank as rank
 from headrace.observability.logs import pairs
 from headrace.trainer.communicators import abort_communicators
-from headrace.trainer.devices import check_backend, check_device, check_operations, check_shared_gpus
+from headrace.trainer.devices import check_backend, check_device, check_shared_gpus
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S, Patience
 from headrace.trainer.loading.session import MISSING_TIMEOUT_S
 from headrace.trainer.rank_watch import RankWatch
@@ -57,8 +57,7 @@ def watched(hang_timeout_s: float = HANG_TIMEOUT_S) -> Iterator[RankWatch | None
 def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool = False) -> Iterator[None]:
     """Hold torch's default process group of all of torchrun's ranks, once all have joined; a single rank gets one if `alone`.
 
-    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one, and everywhere if the
-    backend lacks an operation that training needs.
+    Raises UserError on GPUs if this rank's is not there, torch lacks NCCL, or two ranks have the same one.
 
     The backend is torch's default for the device: NCCL for GPUs, gloo for CPUs. `watch`: the result of `watched`, which aborts
     the communicators on an error (`abort_communicators`), as their waits would not end; without it, that is done here.
@@ -77,8 +76,6 @@ def process_group(device: torch.device, watch: RankWatch | None, *, alone: bool 
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank(), world_size=num_ranks(), timeout=GROUP_TIMEOUT)
     try:
-        assert dist.group.WORLD is not None, "it was just made"
-        check_operations(dist.group.WORLD, device)
         yield
     except BaseException:
         if watch is None:  # else it tells the other ranks first

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from headrace.model_shape import MODEL_SHAPES
 from headrace.observability.logs import pairs
-from headrace.trainer.devices import local_device, warn_quadratic_attention
+from headrace.trainer.devices import check_operations, local_device, warn_quadratic_attention
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.loading.connecting import connect
@@ -77,6 +77,8 @@ def train(
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
         replicas = dist.group.WORLD if dist.is_initialized() else None
+        if replicas is not None:
+            check_operations(replicas, device)
         check_replicas(model.named_parameters(), replicas, "the model", device)
         evaluations = Evaluations(loader.spec, evaluate_every, lambda name: train_step.evaluate(loader.evaluate(name)))
         if loader.has_next():

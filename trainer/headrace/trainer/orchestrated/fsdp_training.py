@@ -18,7 +18,7 @@ from headrace.errors import UserError
 from headrace.jobs_client import JobsClient
 from headrace.observability.logs import pairs
 from headrace.plan import LLM
-from headrace.trainer.devices import check_device, local_device, warn_quadratic_attention
+from headrace.trainer.devices import check_device, check_operations, local_device, warn_quadratic_attention
 from headrace.trainer.evaluation import Evaluations
 from headrace.trainer.hang_detection import HANG_TIMEOUT_S
 from headrace.trainer.models.whole_model import WholeModel
@@ -91,6 +91,7 @@ def train_fsdp(
             with process_group(device, watch, alone=True):
                 everybody = dist.group.WORLD
                 assert everybody is not None, "there is a process group"
+                check_operations(everybody, device, exchange_rows=True)
                 document = topology.model_dump(mode="json", exclude={"model"})  # the model's folders may differ between hosts
                 alike = {"topology": document, "--model": name, "--precision": precision, "--resume": begin and begin.step}
                 check_alike({**alike, "--shard-ranks": shard_ranks}, everybody, device)

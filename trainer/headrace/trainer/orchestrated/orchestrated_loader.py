@@ -45,10 +45,10 @@ class OrchestratedMicrobatch:
     index: int
     cargo: Mapping[str, Cargo | None]
     """What this rank has of each unit, on the device; None: no sample."""
+    laps: Stopwatch[Phase]
+    """Those of its step."""
     shared_by: Sequence[tuple[int, ...]] = ()
     """The ranks that share any sample's sequence in the LLM, each set of them once."""
-    laps: Stopwatch[Phase] = field(default_factory=lambda: Stopwatch(on_gpu=uses_gpu()))
-    """Those of its step."""
 
     @contextmanager
     def timed(self, unit: str, kind: Kind) -> Iterator[None]:
@@ -102,11 +102,10 @@ class OrchestratedStep:
 
 
 def microbatches(
-    routes: Routes, topology: PipelineTopology, rank: int, feeds: Mapping[str, Any], laps: Stopwatch[Phase] | None = None
+    routes: Routes, topology: PipelineTopology, rank: int, feeds: Mapping[str, Any], laps: Stopwatch[Phase]
 ) -> Iterator[OrchestratedMicrobatch]:
     """Yield the microbatches of a step, as many on every rank. feeds: by unit, what returns the cargo of a portion. laps: takes
-    their phases; None: one of their own does."""
-    laps = laps or Stopwatch(on_gpu=uses_gpu())
+    their phases."""
     portions = {unit: {portion.forward: portion for portion in routes.portions(unit, rank)} for unit in topology.units}
     for index in routes.occupied(rank, in_step=True):
         of_units = {unit: portions[unit].get(index) for unit in topology.units}
@@ -172,7 +171,8 @@ class OrchestratedLoader:
     def commit(self, step: OrchestratedStep, *, loss: float = math.nan) -> None:
         """Begin to commit a step that this rank has applied, once the commit of the step before has ended.
 
-        loss: that of the whole step, if this rank knows it. Raises what the commit before raised.
+        On a GPU this waits for the step's last phase (`OrchestratedStep.work`). loss: that of the whole step, if this rank knows
+        it. Raises what the commit before raised.
         """
         self._places.commit_fed(step.steps, step.feeds, loss=loss, measured=step.work())
 

@@ -83,7 +83,8 @@ def sliced_token_loss(
     `max_logits / tokens` positions at a time, and the backward computes them anew. The weight's gradient is summed in its dtype.
     """
     if not len(targets.rows):
-        return hidden[:0].float().sum()  # in the graph, as others may have targets of the same sequences
+        # In the graph with all it has gradients of, as others may have targets of the same sequences.
+        return hidden[:0].float().sum() + output_weight[:0].float().sum()
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
     chunk = targets_at_a_time(len(output_weight), max_logits)

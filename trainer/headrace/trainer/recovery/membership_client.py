@@ -170,7 +170,8 @@ class MembershipClient:
         """
         checks, heard_s = 0, self._heard_s
         while not self._closed.wait(CHECK_S):
-            checks, heard_s = (checks + 1 if self._heard_s == heard_s else 0), self._heard_s
+            last_s = self._heard_s
+            checks, heard_s = (checks + 1 if last_s == heard_s else 0), last_s
             if checks * CHECK_S > SILENCE_S:
                 self._cancel()
                 checks = 0
