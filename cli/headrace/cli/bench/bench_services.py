@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import HeadraceError
 from headrace.plan import LLM
 from headrace.spec import JobSpec
 
@@ -30,7 +31,9 @@ _PARENT, _TIMES = 1, slice(11, 15)
 SKIPPED_STEPS = 10
 """Steps in front of those that count: meanwhile processes load what they need, and preprocessors get ahead as far as they may."""
 SETTLING_S, RESTING_S = 1.0, 3.0
-"""Seconds in which services come to rest, and in which what they take at rest is measured."""
+"""Seconds after which it is looked whether services are at rest, and in which what they take at rest is measured."""
+_BUSY_CORES, _MOST_SETTLING_S = 0.2, 60.0
+"""Services that take more than so much of a core still work ahead; so long that is awaited."""
 _MOST_RANKS = 16
 """That are connected."""
 LOADING = "loading in the trainers"
@@ -88,7 +91,7 @@ def measure(spec: JobSpec, steps: int, threads: int, say: Callable[[str], object
         samples = _take(loaders, steps)
         took, took_s = _since(began, pids), time.monotonic() - began_s
         say("and none")
-        time.sleep(SETTLING_S)
+        _settle(pids)
         began = _core_s(pids)
         time.sleep(RESTING_S)
         resting = {name: seconds / RESTING_S for name, seconds in _since(began, pids).items()}
@@ -112,6 +115,20 @@ def _take(loaders: Sequence[StepLoader], steps: int) -> int:
 
     with ThreadPoolExecutor(len(loaders)) as threads:
         return sum(threads.map(take, loaders))
+
+
+def _settle(pids: Mapping[str, int]) -> None:
+    """Wait until the services are at rest. Raises HeadraceError if they work on for a minute."""
+    deadline_s = time.monotonic() + _MOST_SETTLING_S
+    while time.monotonic() < deadline_s:
+        began = sum(map(_of_tree, pids.values()))
+        time.sleep(SETTLING_S)
+        if sum(map(_of_tree, pids.values())) - began < _BUSY_CORES * SETTLING_S:
+            return
+    raise HeadraceError(
+        f"the services still work {_MOST_SETTLING_S:g} s after the last step, so that nothing is said of their rest: run this "
+        "where nothing else runs"
+    )
 
 
 def _since(began: Mapping[str, float], pids: Mapping[str, int]) -> dict[str, float]:
