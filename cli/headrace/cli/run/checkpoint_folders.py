@@ -44,7 +44,7 @@ def check_to_resume(folder: Path) -> None:
         raise UserError(f"--resume {folder} {what}: name the folder that --checkpoint wrote to") from err
     except OSError as err:
         raise UserError(f"--resume {folder} cannot be read ({err.strerror}): let this process read all of it") from err
-    newest = max((path.name for path in folder.glob("step-*")), default="")
+    newest = max((path.name for path in folder.glob("step-[0-9]*")), default="")
     if not complete:
         raise UserError(
             f"--resume {folder} has {newest}, but not all of it: a file is missing or cut off; name a folder with a whole one"
@@ -57,10 +57,14 @@ def check_to_resume(folder: Path) -> None:
 
 
 def _check_names(option: str, folder: Path) -> None:
-    """Raise UserError for a copy of a checkpoint, such as step-00000003.old, which would be taken for one.
+    """Raise UserError for what is nearly named like a checkpoint, as step-00000003.old or step-3: it would be taken for one.
 
     Raises OSError where the folder cannot be read, which `glob` would pass over.
     """
+    from headrace.trainer.pipeline.checkpoint_files import step_folder
+
     for name in sorted(os.listdir(folder)):
-        if fnmatchcase(name, "step-[0-9]*") and not name.removeprefix("step-").isdecimal():
+        number = name.removeprefix("step-")
+        is_one = number.isdecimal() and name == step_folder(folder, int(number)).name
+        if fnmatchcase(name, "step-[0-9]*") and not is_one:
             raise UserError(f"{option} {folder} has {name}, which is no checkpoint's name: move it elsewhere")

@@ -52,15 +52,17 @@ def test_a_place_that_the_system_will_not_even_look_at_is_refused_in_its_words(t
 
 
 @pytest.mark.parametrize("check", [check_to_save, check_to_resume])
-def test_a_copy_of_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check) -> None:
-    save(tmp_path, 3).parent.rename(tmp_path / "step-00000003.old")
-    with pytest.raises(UserError, match=r"has step-00000003\.old, which is no checkpoint's name: move it elsewhere"):
+@pytest.mark.parametrize("name", ["step-00000003.old", "step-3"])
+def test_what_is_nearly_named_like_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check, name: str) -> None:
+    save(tmp_path, 3).parent.rename(tmp_path / name)
+    with pytest.raises(UserError, match=rf"has {re.escape(name)}, which is no checkpoint's name: move it elsewhere"):
         check(tmp_path)
 
 
 def test_a_folder_with_a_whole_checkpoint_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
+    (tmp_path / "step-by-step").mkdir()
     check_to_resume(tmp_path)
     assert not caplog.messages
 
