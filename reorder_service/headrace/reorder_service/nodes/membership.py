@@ -168,6 +168,7 @@ class Membership:
         self._parting.pop(name, None)
         if generation < self.record.joined_generation.get(name, 0):
             self._without_model.add(name)
+            self._trained.discard(name)
             self._losses.append(f"{name} came back without the model")
         self.connected.pop(name, None)
         self.connected[name] = ConnectedNode(address=address, heard_s=now_s, leaving=leaving)

@@ -165,6 +165,18 @@ def test_a_step_that_is_committed_late_was_not_trained_by_a_node_that_joined_beh
         assert world.late(20.0 + 2 * LEASE_S).keys() == late
 
 
+def test_a_node_that_comes_back_with_nothing_before_it_was_missed_has_trained_no_step(world: World) -> None:
+    """It was started again within the lease, and loads its libraries anew."""
+    world.train()
+    assert world.late(LEASE_S / 2) == {}
+    world.join("b", now_s=LEASE_S / 2)
+    for name in "acde":
+        world.membership.hear(name, 2 * LEASE_S)
+    assert world.late(2 * LEASE_S) == {}
+    world.settle()
+    assert world.late(2 * LEASE_S) == {}
+
+
 def test_a_node_that_joins_comes_in_behind_the_others_at_the_end_of_a_step(world: World) -> None:
     world.join("f")
     (snapshot,) = world.settle()
