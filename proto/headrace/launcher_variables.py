@@ -12,7 +12,7 @@ DEFAULT_PORT = 29500  # torchrun's
 def rank() -> int:
     """Return this process's rank; 0 without a launcher. Raises UserError where RANK and WORLD_SIZE do not fit each other."""
     number, count = _number("RANK", 0, least=0), num_ranks()
-    if count > 1 and not os.environ.get("RANK"):
+    if count > 1 and not os.environ.get("RANK", "").strip():
         raise UserError(
             f"WORLD_SIZE is {count} in the environment, but RANK is not set: each process needs its own, 0 to {count - 1}, as "
             "torchrun sets it; for a process on its own `unset WORLD_SIZE`"

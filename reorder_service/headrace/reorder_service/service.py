@@ -119,9 +119,9 @@ class ReorderService:
         self.fleet.dismiss_all()
 
     async def submit(self, spec_json: str, *, peer: str = "") -> JobRun:
-        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed; one that has found
-        no usable sample begins anew, as its shards have been mended since. `peer`: who does, for the log; empty: this process
-        itself.
+        """Start a job. Submitting the same spec again returns the same job, and resumes it if it had failed.
+
+        `peer`: who does, for the log; empty: this process itself.
 
         Raises SpecError where the spec is invalid, its planning needs too much memory, or its coefficients are of another model,
         ConflictError where the name belongs to a job with another spec or to one whose record cannot be read, and LimitError
@@ -146,9 +146,6 @@ class ReorderService:
             run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
             raise ConflictError(f"job {spec.name!r} exists with another spec; choose another name")
-        if run.cursor.state == "FAILED" and _found_nothing(run):
-            await self.delete(spec.name)
-            return await self.submit(spec_json, peer=peer)
         await run.resubmit()
         return run
 
@@ -342,9 +339,3 @@ class ReorderService:
         run = JobRun(await self.store.load_job(job), self.store, self.fleet)
         await run.manifest.load()
         return run
-
-
-def _found_nothing(run: JobRun) -> bool:
-    """Return whether what was read of a job's data sets leaves nothing to train on, so that they are to be read anew."""
-    is_empty = run.cursor.committed > 0 or run.manifest.empty_source() is not None
-    return is_empty and run.manifest.vocabulary is not None and not run.cursor.progress.samples

@@ -101,6 +101,7 @@ def test_an_amount_that_is_none(capsys: pytest.CaptureFixture[str], option: str)
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK is 2 in the environment, but WORLD_SIZE says that there are 2: ranks count"),
         ({"RANK": "1"}, "RANK is 1 in the environment, but WORLD_SIZE says that there is 1: ranks count from 0"),
         ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2 in the environment, but RANK is not set: each process needs its own, 0 to 1"),
+        ({"RANK": " ", "WORLD_SIZE": "2"}, "WORLD_SIZE is 2 in the environment, but RANK is not set: each process needs its own"),
     ],
 )
 def test_a_rank_that_is_none(

@@ -21,11 +21,13 @@ ROWS = 24
 
 @dataclass(kw_only=True)
 class Preprocessor:
-    """A member of the fleet that answers every order in the next turn of the loop. In each source: one shard of ROWS rows."""
+    """A member of the fleet that answers every order in the next turn of the loop. In each source: one shard."""
 
     service: ReorderService
     name: str = "p"
     answers: bool = True
+    rows: int = ROWS
+    """Of each shard. Without any, it is refused when it is counted."""
     bad_rows: Container[int] = ()
     """Of each shard, refused when they are probed."""
     decoded: list[str] = field(default_factory=list)
@@ -59,7 +61,8 @@ class Preprocessor:
                 shards = [common_pb2.Shard(source=n, number=n, url="/d/a.tar", name=f"{s.name}/a") for n, s in enumerate(sources)]
                 return fleet_pb2.ShardsListed(shards=shards, vocabulary=common_pb2.Vocabulary(size=9))
             case "index_shard":
-                return fleet_pb2.ShardIndexed(num_samples=ROWS)
+                refused = common_pb2.Rejection(name=body.shard.name, reason="archive_truncated", detail="cut off")
+                return fleet_pb2.ShardIndexed(num_samples=self.rows, rejections=[] if self.rows else [refused])
             case "probe_samples":
                 names = [source.name for source in self.service.find(body.job).spec.sources]
                 probes = [

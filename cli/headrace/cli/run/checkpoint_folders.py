@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from headrace.errors import UserError
@@ -22,27 +24,27 @@ def check_to_save(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        _check_names("--checkpoint", folder)
     except OSError as err:
-        why = "a file" if folder.is_file() else err.strerror
+        why = "a file" if isinstance(err, FileExistsError) else err.strerror
         raise UserError(
-            f"--checkpoint {folder} is no folder to save in ({why}): name one that this process may make and write"
+            f"--checkpoint {folder} is no folder to save in ({why}): name one that this process may make, read and write"
         ) from err
-    _check_names("--checkpoint", folder)
 
 
 def check_to_resume(folder: Path) -> None:
     """Raise UserError where a folder has no checkpoint to go on from; log where its newest one is not whole, and an older is."""
     from headrace.trainer.pipeline.checkpoint_files import complete_steps, step_folder
 
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise UserError(f"--resume {folder} {what}: name the folder that --checkpoint wrote to")
-    _check_names("--resume", folder)
     try:
+        _check_names("--resume", folder)
         complete = complete_steps(folder)
+    except (FileNotFoundError, NotADirectoryError) as err:
+        what = "does not exist" if isinstance(err, FileNotFoundError) else "is no folder"
+        raise UserError(f"--resume {folder} {what}: name the folder that --checkpoint wrote to") from err
     except OSError as err:
         raise UserError(f"--resume {folder} cannot be read ({err.strerror}): let this process read all of it") from err
-    newest = max((path.name for path in folder.glob("step-*")), default="")
+    newest = max((path.name for path in folder.glob("step-[0-9]*")), default="")
     if not complete:
         raise UserError(
             f"--resume {folder} has {newest}, but not all of it: a file is missing or cut off; name a folder with a whole one"
@@ -55,7 +57,14 @@ def check_to_resume(folder: Path) -> None:
 
 
 def _check_names(option: str, folder: Path) -> None:
-    """Raise UserError for a copy of a checkpoint, such as step-00000003.old, which would be taken for one."""
-    for path in sorted(folder.glob("step-[0-9]*")):
-        if not path.name.removeprefix("step-").isdecimal():
-            raise UserError(f"{option} {folder} has {path.name}, which is no checkpoint's name: move it elsewhere")
+    """Raise UserError for what is nearly named like a checkpoint, as step-00000003.old or step-3: it would be taken for one.
+
+    Raises OSError where the folder cannot be read, which `glob` would pass over.
+    """
+    from headrace.trainer.pipeline.checkpoint_files import step_folder
+
+    for name in sorted(os.listdir(folder)):
+        number = name.removeprefix("step-")
+        is_one = number.isdecimal() and name == step_folder(folder, int(number)).name
+        if fnmatchcase(name, "step-[0-9]*") and not is_one:
+            raise UserError(f"{option} {folder} has {name}, which is no checkpoint's name: move it elsewhere")

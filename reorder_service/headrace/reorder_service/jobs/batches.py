@@ -63,6 +63,7 @@ class GlobalBatches:
             self._order = self._manifest.order([(step * size, weights) for step, weights in self.changes])
         self._known_shares = self._order.shares
         self._num_samples = self.num_steps = 0
+        self._contents.cache_clear()
         self._find_end()
 
     def to_count(self, step: int, ahead: int = 0) -> list[int]:

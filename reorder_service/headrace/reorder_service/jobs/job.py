@@ -100,6 +100,7 @@ class JobRun:
         async with self.cursor.moving:
             if self.cursor.state == "FAILED":
                 await self._store.set_state(self.name, "INDEXING")
+                self.manifest.forget_unusable(self.cursor.committed)
                 self.cursor.state, self.cursor.message, self._order_error = "INDEXING", "", ""
                 self.cursor.drop_steps()
                 self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))

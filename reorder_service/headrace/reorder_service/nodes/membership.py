@@ -119,8 +119,8 @@ class Membership:
     _parting: dict[str, int] = field(default_factory=dict)  # nodes that leave -> the first generation without them
     _idle: frozenset[str] = frozenset()
     _under_way: int = 0  # the newest generation under which nodes train
+    _first_step: int = 0  # the step with which they began to
     _trained: set[str] = field(default_factory=set)  # connected nodes that have trained a step
-    _committed: int = 0  # steps, when `late` was last called
     _losses: list[str] = field(default_factory=list)  # what was lost, in words, as far as no snapshot has taken it in
     _is_saved: bool = False
 
@@ -168,6 +168,7 @@ class Membership:
         self._parting.pop(name, None)
         if generation < self.record.joined_generation.get(name, 0):
             self._without_model.add(name)
+            self._trained.discard(name)
             self._losses.append(f"{name} came back without the model")
         self.connected.pop(name, None)
         self.connected[name] = ConnectedNode(address=address, heard_s=now_s, leaving=leaving)
@@ -202,9 +203,9 @@ class Membership:
         if name in self.record.joined_generation:
             self._awaited_until_s[name] = now_s + REJOIN_S
 
-    def recovered(self, generation: int) -> None:
-        """Note that training goes on under a generation: nodes that are not in its snapshot are needed no more."""
-        self._under_way = generation
+    def recovered(self, generation: int, step: int) -> None:
+        """Note that training goes on with `step` under a generation: nodes that are not in its snapshot are needed no more."""
+        self._under_way, self._first_step = generation, step
         self._parting = {name: without for name, without in self._parting.items() if without > generation}
 
     def weigh(self, unit_seconds: Mapping[str, float]) -> None:
@@ -235,11 +236,10 @@ class Membership:
     def late(self, now_s: float, committed: int) -> dict[str, str]:
         """Return the nodes that have been silent or absent for too long, each with a phrase that says so.
 
-        `committed`: how many of the job's steps are; by a further one the nodes of a snapshot under way have trained one.
+        `committed`: how many of the job's steps are; the nodes of a snapshot under way have trained those from its first one on.
         """
-        if committed > self._committed and self._under_way == self.snapshot.generation:
-            self._trained |= self.record.joined_generation.keys() & self.connected.keys()
-        self._committed = committed
+        if committed > self._first_step and self._under_way == self.snapshot.generation:
+            self._trained |= (self.record.joined_generation.keys() & self.connected.keys()) - self._without_model
         silent = {
             name: f"silent for {now_s - member.heard_s:.1f} s"
             for name, member in self.connected.items()

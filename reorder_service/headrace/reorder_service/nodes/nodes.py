@@ -181,7 +181,7 @@ class Nodes:
     def recovered(self, stream: NodeStream, message: Recovered) -> None:
         """Note that training goes on under a snapshot, and keep what the recovery took."""
         if (membership := self._membership_of(stream)) is not None:
-            membership.recovered(message.generation)
+            membership.recovered(message.generation, message.step)
             units = self._run.planned_spec.topology.stages.keys()
             if _is_valid(message, membership.record, units) and membership.form(message.formation, self._run.cursor.committed):
                 self._formed.set()

@@ -227,12 +227,13 @@ class StateStore:
         await self._change(job, hset(job_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
     async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
-        """Save a manifest in place of any former one.
+        """Save a manifest in place of any former one, of whose samples nothing stays: none was committed.
 
         Page by page, so that nobody else has to wait; it counts as saved only after the last write.
         """
         key = job_key(job, "shards")
-        await self._change(job, ("HDEL", job_key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", job_key(job, "indexed")))
+        former = (job_key(job, part) for part in ("shards", "indexed", "window", "corrections", "quarantine"))
+        await self._change(job, ("HDEL", job_key(job, "job"), "vocabulary"), ("UNLINK", *former))
         for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
             entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
             await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,31 @@ def test_a_place_where_nothing_can_be_saved_is_refused_before_training(tmp_path:
             check_to_save(place)
 
 
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        (check_to_save, "is no folder to save in (File name too long): name one that this process may make, read and write"),
+        (check_to_resume, "cannot be read (File name too long): let this process read all of it"),
+    ],
+)
+def test_a_place_that_the_system_will_not_even_look_at_is_refused_in_its_words(tmp_path: Path, check, sentence: str) -> None:
+    """As below a folder that this process may not enter, which an administrator's never meets."""
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        check(tmp_path / ("x" * 300))
+
+
 @pytest.mark.parametrize("check", [check_to_save, check_to_resume])
-def test_a_copy_of_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check) -> None:
-    save(tmp_path, 3).parent.rename(tmp_path / "step-00000003.old")
-    with pytest.raises(UserError, match=r"has step-00000003\.old, which is no checkpoint's name: move it elsewhere"):
+@pytest.mark.parametrize("name", ["step-00000003.old", "step-3"])
+def test_what_is_nearly_named_like_a_checkpoint_is_not_taken_for_one(tmp_path: Path, check, name: str) -> None:
+    save(tmp_path, 3).parent.rename(tmp_path / name)
+    with pytest.raises(UserError, match=rf"has {re.escape(name)}, which is no checkpoint's name: move it elsewhere"):
         check(tmp_path)
 
 
 def test_a_folder_with_a_whole_checkpoint_is_taken_without_a_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 1)
     save(tmp_path, 2)
+    (tmp_path / "step-by-step").mkdir()
     check_to_resume(tmp_path)
     assert not caplog.messages
 
@@ -55,7 +71,7 @@ def test_a_folder_with_a_whole_checkpoint_is_taken_without_a_word(tmp_path: Path
     ("make", "sentence"),
     [
         (lambda _: None, "does not exist: name the folder that --checkpoint wrote to"),
-        (lambda folder: folder.write_text(""), "is a file: name the folder that --checkpoint wrote to"),
+        (lambda folder: folder.write_text(""), "is no folder: name the folder that --checkpoint wrote to"),
         (lambda folder: folder.mkdir(), "has no checkpoint: name the folder that --checkpoint wrote to"),
         (lambda folder: save(folder, 3, of=2), "has step-00000003, but not all of it: a file is missing or cut off"),
         (lambda folder: cut(save(folder, 3), -100), "has step-00000003, but not all of it: a file is missing or cut off"),

@@ -162,7 +162,7 @@ def test_after_any_change_every_sample_is_computed_once_in_every_unit(
     world = World(spec)
     world.join(*"abcdefghi")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     before = world.membership.snapshot
     plan = plan_for(before, strategy, num_samples)
     shares = {layout.pipeline: layout.assigned(7, plan, [1.0] * 9) for layout in layouts(before)}

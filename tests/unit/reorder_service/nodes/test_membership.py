@@ -46,7 +46,7 @@ class World:
 
     def train(self) -> None:
         """A step under the newest snapshot."""
-        self.membership.recovered(self.membership.snapshot.generation)
+        self.membership.recovered(self.membership.snapshot.generation, self.committed)
         self.committed += 1
 
     def late(self, now_s: float) -> dict[str, str]:
@@ -152,6 +152,31 @@ def test_a_node_may_be_silent_for_longer_until_it_has_trained_a_step(world: Worl
     assert "f" not in world.late(30.0 + 2 * LEASE_S)
 
 
+def test_a_step_that_is_committed_late_was_not_trained_by_a_node_that_joined_behind_it(world: World) -> None:
+    """The step before the newest snapshot is in the ledger only after training has gone on under it."""
+    world.train()
+    world.join("f", now_s=20.0)
+    world.settle()
+    world.membership.recovered(2, world.committed + 1)
+    for name in "abcde":
+        world.membership.hear(name, 20.0 + 2 * LEASE_S)
+    for late in (set(), {"f"}):
+        world.committed += 1
+        assert world.late(20.0 + 2 * LEASE_S).keys() == late
+
+
+def test_a_node_that_comes_back_with_nothing_before_it_was_missed_has_trained_no_step(world: World) -> None:
+    """It was started again within the lease, and loads its libraries anew."""
+    world.train()
+    assert world.late(LEASE_S / 2) == {}
+    world.join("b", now_s=LEASE_S / 2)
+    for name in "acde":
+        world.membership.hear(name, 2 * LEASE_S)
+    assert world.late(2 * LEASE_S) == {}
+    world.settle()
+    assert world.late(2 * LEASE_S) == {}
+
+
 def test_a_node_that_joins_comes_in_behind_the_others_at_the_end_of_a_step(world: World) -> None:
     world.join("f")
     (snapshot,) = world.settle()
@@ -182,7 +207,7 @@ def test_a_node_that_leaves_and_dies_before_the_others_have_its_snapshot_is_lost
 def test_a_node_that_left_is_needed_no_more_once_training_goes_on_without_it(world: World) -> None:
     world.membership.leave("a")
     world.settle()
-    world.membership.recovered(2)
+    world.membership.recovered(2, 0)
     assert not world.membership.remove("a", "its stream ended")
     assert world.settle() == []
 

@@ -32,7 +32,7 @@ def world() -> World:
     world = World(spec_of_two(5))
     world.join(*"abcde")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     return world
 
 
@@ -73,7 +73,7 @@ def test_of_a_node_whose_microbatches_others_do_no_process_has_a_place() -> None
     world = World(spec)
     world.join(*"abcdefg")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     running = world.membership.snapshot
     assert shape(running) == "3+2+2"
     world.membership.remove("g", "its stream ended")

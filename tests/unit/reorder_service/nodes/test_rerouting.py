@@ -30,7 +30,7 @@ def world() -> World:
     world = World(rerouting_spec())
     world.join(*"abcdefg")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     assert shape(world.membership.snapshot) == "3+2+2"
     return world
 
@@ -66,7 +66,7 @@ def test_pipelines_stay_as_they_are_until_all_nodes_follow_and_then_change_at_a_
     assert shape(rerouted) == "3+(1)+2"
     assert [pipeline.num_microbatches for pipeline in rerouted.pipelines] == [5, 0, 3]
     assert rerouted.choice.endswith("the lost microbatches are rerouted first")
-    world.membership.recovered(2)
+    world.membership.recovered(2, 0)
     (rebuilt,) = world.settle()
     assert (rebuilt.generation, rebuilt.urgent, rebuilt.at_step_end) == (3, 2, True)
     assert shape(rebuilt) == "2+2+2"
@@ -79,7 +79,7 @@ def test_nodes_that_join_or_leave_wait_until_all_follow(world: World) -> None:
     world.join("h")
     world.membership.leave("a")
     assert world.settle() == []
-    world.membership.recovered(2)
+    world.membership.recovered(2, 0)
     (rebuilt,) = world.settle()
     assert rebuilt.at_step_end
     assert world.nodes == list("bcefgh")
@@ -90,7 +90,7 @@ def test_another_loss_has_pipelines_rebuilt_at_once() -> None:
     world.membership.record.spec.on_loss = "reroute"
     world.join(*"abcdefgh")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     world.membership.remove("a", "its stream ended")
     assert is_rerouted(world.settle()[0])
     world.membership.remove("h", "silent for 1.1 s")
@@ -112,7 +112,7 @@ def test_pipelines_of_which_none_is_whole_are_rebuilt(world: World) -> None:
     world.membership.record.spec.on_loss = "reroute"
     world.join(*"abcdef")
     world.settle()
-    world.membership.recovered(1)
+    world.membership.recovered(1, 0)
     for pipeline in world.membership.snapshot.pipelines:
         world.membership.remove(world.membership.snapshot.nodes[pipeline.stages[0].rank].name, "its stream ended")
     assert [is_rerouted(snapshot) for snapshot in world.settle()] == [False]
@@ -121,7 +121,7 @@ def test_pipelines_of_which_none_is_whole_are_rebuilt(world: World) -> None:
 def test_a_departure_that_is_announced_and_broken_connections_are_no_reason(world: World) -> None:
     world.membership.leave("d")
     assert [(is_rerouted(snapshot), snapshot.at_step_end) for snapshot in world.settle()] == [(False, True)]
-    world.membership.recovered(2)
+    world.membership.recovered(2, 0)
     world.membership.cut_off("a", 2)
     assert [is_rerouted(snapshot) for snapshot in world.settle()] == [False]
 
@@ -132,7 +132,7 @@ def test_a_new_leader_goes_on_when_it_hears_that_all_follow(world: World) -> Non
     after = World(rerouting_spec(), Record.of_json(world.membership.record.to_json()))
     after.join(*"abcefg", generation=2)
     assert after.settle() == []
-    after.membership.recovered(2)
+    after.membership.recovered(2, 0)
     assert [shape(snapshot) for snapshot in after.settle()] == ["2+2+2"]
 
 
@@ -161,7 +161,7 @@ def test_only_nodes_of_whole_pipelines_finish_their_share(world: World) -> None:
     world.membership.remove("d", "its stream ended")
     (rerouted,) = world.settle()
     assert [name for name in "abcefg" if finishes_step_first(name, running, rerouted)] == list("abcfg")
-    world.membership.recovered(2)
+    world.membership.recovered(2, 0)
     (rebuilt,) = world.settle()
     assert not any(finishes_step_first(name, rerouted, rebuilt) for name in "abcefg")
 
