@@ -26,6 +26,7 @@ WIDTH = 120
 _SIGNS = {"<=": operator.le, ">=": operator.ge, ">": operator.gt}
 _PACKAGES = ("numpy", "numba", "scipy")
 _WIDEST = 36  # of a column but the first
+_LONGEST_REASON = 300  # characters of an error message: those of CUDA go on for a page
 _JUSTIFY: tuple[JustifyMethod, ...] = ("right", "left", "right", "right", "left")
 _VERDICTS = {True: ("yes", "green"), False: ("NO", "bold red"), None: ("", "")}
 
@@ -94,6 +95,13 @@ class Row:
     def ok(self) -> bool | None:
         """Whether the goal is met; None without a goal."""
         return self.goal.met(self.value) if self.goal else None
+
+
+def failed(reason: str) -> Row:
+    """Return the row of a check that could not be run to its end."""
+    words = " ".join(reason.split())
+    short = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."
+    return Row(name="could not be measured", value=1, unit="failure", goal=at_most(0), detail=f"failed: {short}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

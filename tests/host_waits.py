@@ -35,25 +35,26 @@ _FACTORIES = {torch.arange, torch.zeros, torch.ones, torch.empty, torch.full, to
 _WATCHED = _TO_HOST | _FROM_DATA | _TO | _FACTORIES
 
 
-def _module(frame: FrameType) -> str:
-    """The module whose code runs in a frame: paths do not tell, for a clone may lie anywhere, with an environment inside."""
-    return str(frame.f_globals.get("__name__", ""))
+def _package(frame: FrameType) -> str:
+    """The outermost package whose code runs in a frame: paths do not tell, for a clone may lie anywhere, with an environment
+    inside."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def place_of(frame: FrameType | None) -> str:
     """The innermost function of this repository, with its file."""
     while frame is not None:
-        if _module(frame).startswith("headrace."):
-            return f"{frame.f_code.co_filename.rsplit('/headrace/', 1)[1].removeprefix('trainer/')}:{frame.f_code.co_qualname}"
+        if _package(frame) == "headrace":
+            return f"{frame.f_code.co_filename.rsplit('/headrace/', 1)[-1].removeprefix('trainer/')}:{frame.f_code.co_qualname}"
         frame = frame.f_back
     return "elsewhere"
 
 
 def _is_ours(frame: FrameType | None) -> bool:
     """Whether the innermost frame outside of torch is this repository's."""
-    while frame is not None and _module(frame).startswith("torch."):
+    while frame is not None and _package(frame) == "torch":
         frame = frame.f_back
-    return frame is not None and _module(frame).startswith("headrace.")
+    return frame is not None and _package(frame) == "headrace"
 
 
 @cache

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from benchmarks.gpu.isolated_check import failed, skipped
+from benchmarks.gpu.isolated_check import skipped
 from benchmarks.gpu.target import Target
 from benchmarks.preprocess.services import Services, services
-from benchmarks.report import Row, at_least, at_most
+from benchmarks.report import Row, at_least, at_most, failed
 from headrace.cli.example import example_data
 from headrace.processes import POLL_S, Process, ProcessGroup, torchrun_environments
 from headrace.spec import parse_spec

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from benchmarks.gpu.target import Target
-from benchmarks.report import Row, Section, at_most
-
-_LONGEST_REASON = 300  # characters of an error message: those of CUDA go on for a page
+from benchmarks.report import Row, Section, failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +60,6 @@ class CheckProcesses:
         if reason is not None:
             rows.append(failed(reason))
         return Section(title=target.title(check.title), rows=rows)
-
-
-def failed(reason: str) -> Row:
-    """Return the row of a check that could not be run to its end."""
-    words = " ".join(reason.split())
-    short = words if len(words) <= _LONGEST_REASON else f"{words[:_LONGEST_REASON]} ..."
-    return Row(name="could not be measured", value=1, unit="failure", goal=at_most(0), detail=f"failed: {short}")
 
 
 def skipped(name: str, reason: str) -> Row:

@@ -21,11 +21,12 @@ import yaml
 
 from benchmarks.forecast.live_job import await_end, step_times, train
 from benchmarks.preprocess.services import services
-from benchmarks.report import Row, Section, at_most
+from benchmarks.report import Row, Section, at_most, failed
 from benchmarks.timing import progress
 from headrace.cli.example import example_data
 from headrace.cli.orchestrate.placement_files import JOB
 from headrace.cli.progress_bar import PLAIN_INTERVAL_S, told_every
+from headrace.errors import HeadraceError
 from headrace.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
 
@@ -78,9 +79,16 @@ MACHINE = {
 
 
 def sections(*, quick: bool) -> Iterator[Section]:
-    """Return the forecast of a placement beside real steps. Raises RuntimeError as `RealRun.section` does."""
+    """Yield the forecast of a placement beside real steps, or why these could not be measured."""
+    effort = QUICK if quick else FULL
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
-        yield RealRun(Path(folder), QUICK if quick else FULL).section()
+        try:
+            rows = RealRun(Path(folder), effort).rows()
+        except (RuntimeError, HeadraceError) as err:
+            rows = [failed(str(err))]
+    last = effort.learn_steps + effort.steps - 1
+    title = f"a placement of the {MODEL} model on {CORES} cores: steps {effort.learn_steps} to {last}, measured"
+    yield Section(title=title, rows=rows)
 
 
 class RealRun:
@@ -90,8 +98,12 @@ class RealRun:
         self._folder, self._effort = folder, effort
         self._ends_s = time.monotonic() + effort.longest_s
 
-    def section(self) -> Section:
-        """Profile, place and train. Raises RuntimeError where a command fails, or all take longer than they may."""
+    def rows(self) -> list[Row]:
+        """Profile, place and train.
+
+        Raises RuntimeError where a command fails, or all take longer than they may, and HeadraceError where a service does not
+        start.
+        """
         folder, learn_steps, steps = self._folder, self._effort.learn_steps, self._effort.steps
         known_to = self._profiled()
         placement = self._placed()
@@ -101,7 +113,7 @@ class RealRun:
         forecast_s, mean_s = best["step_s"], statistics.mean(measured_s)
         units = ", ".join(f"{unit} {grid['dp']} x {grid['tp']} x {grid['pp']}" for unit, grid in best["units"].items())
         load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        rows = [
+        return [
             Row(
                 name=f"{units}: error of the forecast of the mean step, before anything is trained",
                 value=100 * abs(forecast_s / mean_s - 1.0),
@@ -118,9 +130,6 @@ class RealRun:
                 detail=f"forecast {statistics.mean(learnt_s):.3g} s in the mean",
             ),
         ]
-        last = learn_steps + steps - 1
-        title = f"a placement of the {MODEL} model on {CORES} cores: steps {learn_steps} to {last}, measured"
-        return Section(title=title, rows=rows)
 
     @property
     def _job(self) -> list[str]:
@@ -168,15 +177,20 @@ class RealRun:
 
     def _ran(self, name: str, arguments: list[str]) -> str:
         """Run a command of `headrace` to its end, saying now and then how far it is; return the last line that it printed."""
+        left_s = self._left_s()
         progress(f"real run: {name}")
         with ProcessGroup() as group:
             process = group.add(Process(name, arguments, self._folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))
             with told_every(PLAIN_INTERVAL_S, lambda past_s: progress(f"  {past_s:.0f} s: {_said(process)}")):
-                await_end([process], self._left_s())
+                await_end([process], left_s)
             return process.last_lines(1)[0]
 
     def _left_s(self) -> float:
-        return max(0.0, self._ends_s - time.monotonic())
+        """Return the seconds that are left. Raises RuntimeError where none are."""
+        left_s = self._ends_s - time.monotonic()
+        if left_s <= 0.0:
+            raise RuntimeError(f"not done within {self._effort.longest_s:g} s")
+        return left_s
 
 
 def _said(process: Process) -> str:

@@ -66,7 +66,7 @@ def main() -> None:
         ranks.warm_up(pair)
         of_pair = [ranks.run(pair) for _ in range(rounds)]
     mean_sleep_s = mean(one.asked_s for one in of_pair) / sum(len(recording.events) for recording in of_pair[0].recordings)
-    of_gloo = bare_gloo.overheads_s(MICROBATCHES, mean_sleep_s, rounds)
+    of_gloo = bare_gloo.overheads_s(MICROBATCHES, SAMPLES // MICROBATCHES, mean_sleep_s, rounds)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
         sections = [
             _errors("strategies, 1F1B", by_strategy),
@@ -151,7 +151,7 @@ def _gains(measured: dict[str, list[Emulated]]) -> Section:
 
 
 def _overheads(shared_cores: Sequence[MeasuredStep], own_cores: Sequence[MeasuredStep], of_gloo: Sequence[float]) -> Section:
-    gloo = Rival(value=1e6 * mean(of_gloo), source="isend and irecv of gloo alone, in the same pattern")
+    gloo = Rival(value=1e6 * mean(of_gloo), source="sends and receives of gloo alone, in the same pattern")
     rows = [
         _overhead("16 processes that wait for a core of this machine's", shared_cores),
         _overhead("2 processes", own_cores, gloo),

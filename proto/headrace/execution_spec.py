@@ -332,10 +332,12 @@ def check_sharing(units: Mapping[str, UnitExecution], sharing: SharingOrder, pla
         if unit == LLM:
             raise ValueError(f"unit {LLM!r} is on itself: take its on away, and set it where other units are to share its ranks")
         if places[unit] != places[LLM]:
-            factors = "dp x tp x pp" if units[LLM].cp == 1 else "dp x tp x cp x pp"
+            factors, sizes = "dp x tp x pp", "its dp, tp or pp"
+            if units[LLM].cp != 1:
+                factors, sizes = "dp x tp x cp x pp", f"its dp, tp or pp, or the cp of {LLM!r},"
             raise ValueError(
                 f"unit {unit!r} is on the ranks of the {LLM}, whose {factors} is {places[LLM]}, but its own is "
-                f"{places[unit]}: set its dp, tp or pp so that every rank has a part of it"
+                f"{places[unit]}: set {sizes} so that every rank has a part of it"
             )
         if unit == GENERATOR and sharing == COLOCATED:
             raise ValueError(

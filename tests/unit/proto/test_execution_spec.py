@@ -73,7 +73,8 @@ def job(**execution: Any) -> JobSpec:
         ({"trainer": "pipeline", "units": {"llm": {"cp": "auto"}}}, "in a pipeline all share one: give a number, or take FSDP"),
         (
             {"trainer": "pipeline", "units": {"llm": {"cp": 3}, "vision": {"on": "llm"}}},
-            "unit 'vision' is on the ranks of the llm, whose dp x tp x cp x pp is 12, but its own is 2",
+            "unit 'vision' is on the ranks of the llm, whose dp x tp x cp x pp is 12, but its own is 2: set its dp, tp or pp, or "
+            "the cp of 'llm', so that every rank has a part of it",
         ),
         (
             {"trainer": "fsdp", "units": {"vision": {"cp": "auto"}}},

@@ -52,11 +52,32 @@ def test_what_would_wait_is_found_with_its_place(run: Callable[[], object], plac
     assert found_in(run) == places
 
 
+def function_of(module: str, file: str, code: str, **names: Any) -> Callable[..., object]:
+    """The function `run` that this code defines, as if it stood in a module's file."""
+    variables = {"__name__": module, **names}
+    exec(compile(code, file, "exec"), variables)
+    run: Callable[..., object] = variables["run"]
+    return run
+
+
 def test_a_folder_named_headrace_does_not_make_its_files_ours() -> None:
     """As in a clone that lies in a folder of that name, with an environment inside it."""
-    library: dict[str, Any] = {"__name__": "library"}
-    exec(compile("def run(x): return x.to('cpu'), x.cpu()", "/home/me/headrace/.venv/library.py", "exec"), library)
-    assert found_in(lambda: library["run"](LABELS)) == ["elsewhere cpu"]
+    run = function_of("library", "/home/me/headrace/.venv/library.py", "def run(x): return x.to('cpu'), x.cpu()")
+    assert found_in(lambda: run(LABELS)) == ["elsewhere cpu"]
+
+
+def test_packages_themselves_are_told_as_their_modules_are() -> None:
+    """As functions of torch/__init__.py; and code of ours that stands in no file, as what `dataclasses` writes."""
+    through = function_of("torch", "/lib/torch/__init__.py", "def run(x): return x.to('cpu')")
+    run = function_of("headrace", "<string>", "def run(x): return through(x)", through=through)
+    assert found_in(lambda: run(LABELS)) == ["<string>:run to"]
+
+
+@pytest.mark.parametrize("package", ["torchvision", "headrace_plugin"])
+def test_names_that_begin_alike_are_other_packages(package: str) -> None:
+    run = function_of(package, "/lib/own.py", "def run(x): return x.to('cpu')")
+    of_ours = function_of("headrace.own", "/lib/headrace/own.py", "def run(x): return through(x)", through=run)
+    assert found_in(lambda: of_ours(LABELS)) == []
 
 
 def test_it_is_found_in_a_backward_too() -> None:

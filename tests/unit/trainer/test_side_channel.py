@@ -34,15 +34,16 @@ def start() -> Iterator[Callable[..., SideChannel]]:
         return channels[-1]
 
     yield start
-    for channel in reversed(channels):  # the last one hosts the store
+    for channel in channels:  # rank 0, which hosts the store of the others, was started last
         channel.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(rank: SideChannel, condition: Callable[[SideChannel], bool]) -> None:
+    """Wait until a rank's news make the condition true."""
     deadline = time.monotonic() + COME_S
-    while not condition():
+    while not condition(rank):
         assert time.monotonic() < deadline
-        time.sleep(0.01)  # polls a real store
+        rank.await_news(COME_S)
 
 
 def test_ranks_that_have_not_come_are_waited_for_in_words(port: int, start: Callable[..., SideChannel]) -> None:
@@ -50,13 +51,15 @@ def test_ranks_that_have_not_come_are_waited_for_in_words(port: int, start: Call
     assert second.waits_for.startswith(f"nobody answers at 127.0.0.1:{port}, where rank 0 is to be: start it")
     ranks = [second, start(0, 3)]
     words = f"2 of 3 ranks are at 127.0.0.1:{port}: start the others with the same MASTER_ADDR"
-    until(lambda: all(rank.waits_for.startswith(words) for rank in ranks))
+    for rank in ranks:
+        until(rank, lambda rank: rank.waits_for.startswith(words))
 
 
 def test_nobody_is_waited_for_once_all_are_here(port: int, start: Callable[..., SideChannel]) -> None:
     ranks = [start(rank, 2) for rank in (1, 0)]
-    until(lambda: not any(rank.waits_for for rank in ranks))
-    assert all(rank.store() is not None for rank in ranks)
+    for rank in ranks:
+        until(rank, lambda rank: not rank.waits_for)
+        assert rank.store() is not None
 
 
 def test_a_port_that_is_taken_is_said_at_once(port: int, start: Callable[..., SideChannel]) -> None:

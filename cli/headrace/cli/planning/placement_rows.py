@@ -49,21 +49,25 @@ class PlacementRow:
     fits: bool
 
     def why_it_loses(self, best: PlacementRow) -> str:
-        """Return in words what it spends more of than the best one; nothing for that itself.
+        """Return in words why it cannot be had, or what it spends more of than the best one; nothing for that itself if it fits.
 
         All have the same samples and GPUs, so that a longer step is time in which GPUs wait, or what microbatches take besides
         their samples.
         """
-        if self is best:
-            return ""
         if not self.fits:
             return "holds more than the memory limit"
+        if self is best:
+            return ""
+        idle, least = f"{self.bubble:.0%}", f"{best.bubble:.0%}"
+        if idle == least:
+            longer = self.iteration_s / best.iteration_s - 1 if best.iteration_s else 0.0
+            return f"takes {longer:.1%} longer, with no part that stands out"
         if self.bubble > best.bubble:
-            return f"its GPUs wait {self.bubble:.0%} of the time (the best: {best.bubble:.0%})"
+            return f"its GPUs wait {idle} of the time (the best: {least})"
         return "its microbatches take more besides their samples"
 
     def to_json(self, best: PlacementRow) -> dict[str, Any]:
-        """Return the public JSON form, with why it loses against the best one."""
+        """Return the public JSON form, with why it loses."""
         return {
             "placement": self.placement,
             "gpus": self.gpus,
@@ -171,7 +175,7 @@ def placements_table(rows: Sequence[PlacementRow], problem: Problem) -> Table:
             f"{row.bubble:.0%}",
             memory,
             row.why_it_loses(best),
-            style="bold" if row is best else None,
+            style="bold" if row is best and row.fits else None,
         )
     return table
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.cli.main import main
-from headrace.cli.planning.placement_rows import PLACEMENT_NAMES
+from headrace.cli.planning.placement_rows import PLACEMENT_NAMES, PlacementRow
 from headrace.plan import Topology
 from headrace.reorder_service.planning.batch import Batch, make_batch
 from headrace.reorder_service.planning.execution import Execution
@@ -25,6 +25,11 @@ def batch_of(stages: dict[str, int], replicas: int, microbatches: int, **executi
     costs = {unit: np.linspace(1.0, 2.0, 24) for unit in stages}
     topology = Topology(replicas=replicas, microbatches=microbatches, stages=stages)
     return make_batch(np.arange(24), costs, topology, 0, execution=Execution(**execution))
+
+
+def row_of(iteration_s: float, bubble: float) -> PlacementRow:
+    common: dict[str, Any] = {"placement": "nested", "units": {}, "gpus": 4, "microbatches": 2, "chosen": ("joint",)}
+    return PlacementRow(**common, iteration_s=iteration_s, bubble=bubble, speedup=1.0, peak_memory=1.0, fits=True)
 
 
 def test_the_names_of_the_help_are_those_that_there_are() -> None:
@@ -89,6 +94,20 @@ def test_what_exceeds_the_memory_loses_however_fast_it_is(tmp_path: Path, capsys
     assert (rows["encoders-first"]["fits"], rows["encoders-first"]["loses"]) == (False, "holds more than the memory limit")
     [best] = [row for row in rows.values() if not row["loses"]]
     assert best["fits"]
+
+
+def test_nothing_is_called_the_best_where_nothing_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--stages", "encoder=1,llm=2", "--out", str(tmp_path), "--placements", "all", "--memory-limit", "1"]
+    assert main([*COMPARE, *options, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["placements"]
+    assert [(row["fits"], row["loses"]) for row in rows] == [(False, "holds more than the memory limit")] * len(rows)
+
+
+def test_equal_shares_are_no_reason() -> None:
+    best, other, busier = (row_of(iteration_s, bubble) for iteration_s, bubble in ((1.0, 0.2), (1.015, 0.204), (1.1, 0.1)))
+    assert best.why_it_loses(best) == ""
+    assert other.why_it_loses(best) == "takes 1.5% longer, with no part that stands out"
+    assert busier.why_it_loses(best) == "its microbatches take more besides their samples"
 
 
 def test_what_is_asked_for_is_printed_with_where_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,5 +109,5 @@ class SequenceRows:
         )
 
     def among(self, places: Tensor) -> Tensor:
-        """Return which of some rising places (t,) in the microbatch are of these rows: their indices, int64."""
+        """Return which of some places (t,) in the microbatch, each named once, are of these rows: their rising indices, int64."""
         return torch.isin(places, self.places, assume_unique=True).nonzero().squeeze(1)

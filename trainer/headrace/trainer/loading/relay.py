@@ -46,7 +46,7 @@ def is_relayed() -> bool:
     """Return whether the ranks of this host share a relay: by default if a launcher has started several of them.
 
     HEADRACE_RELAY=1 in the environment says that they do, HEADRACE_RELAY=0 that each has a stream of its own. Raises UserError
-    for another value, and where the launcher does not say how many they are.
+    for another value, and, where neither is said, for a LOCAL_WORLD_SIZE that is no number of ranks; without one, none is shared.
     """
     asked = os.environ.get("HEADRACE_RELAY", "")
     if asked not in ("", "0", "1"):

@@ -30,7 +30,8 @@ class StepLoss:
     """What to divide by: the weights of the text tokens that carry loss, 1 each unless the job has `weights`, and 1 for each
     image token of a generator."""
     is_shared: bool = False
-    """Whether other processes compute a part of it, which this one meets in the backward, even if it has no target itself."""
+    """Whether processes that share its sequences compute the rest of it, which this one meets in the backward, even if it has no
+    target itself. In a pipeline, whether the LLM has `cp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

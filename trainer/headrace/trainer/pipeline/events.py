@@ -58,7 +58,8 @@ def measured_work(
     on_gpu: Sequence[Lap[Action]] | None = None,
     reduction: Lap[None] | None = None,
 ) -> list[MeasuredWork]:
-    """Return a stage's actions that computed something, by kind; only the first TP slice tells its own.
+    """Return a stage's actions that computed something, by kind; only its first slice, of tensor and context parallelism, tells
+    its own.
 
     clock_unix_s: Unix time at 0 of the events' clock. `on_gpu`: laps of the device on that clock, any number for each action;
     None: the stage computes on the host, and its events have its times. reduction: the wait for sums of gradients behind them.

@@ -30,7 +30,8 @@ def data_groups(topology: PipelineTopology) -> Groups:
 
 
 def tensor_groups(topology: PipelineTopology) -> Groups:
-    """Return the tensor-parallel groups: the slices of the layers of every stage of every replica."""
+    """Return the tensor-parallel groups: the slices of the layers of every stage of every replica, for each part of its
+    sequences."""
     return tuple(
         tuple(topology.number(Place(unit, replica, stage, part * size.tp + tensor_slice)) for tensor_slice in range(size.tp))
         for unit, size, replica, stage in _stages(topology)
@@ -39,7 +40,8 @@ def tensor_groups(topology: PipelineTopology) -> Groups:
 
 
 def context_groups(topology: PipelineTopology) -> Groups:
-    """Return the context-parallel groups: the places that share the sequences of a stage of a replica."""
+    """Return the context-parallel groups: the places with the same slice of the layers of a stage of a replica, which share
+    its sequences."""
     return tuple(
         tuple(topology.number(Place(unit, replica, stage, part * size.tp + tensor_slice)) for part in range(_parts(size)))
         for unit, size, replica, stage in _stages(topology)
@@ -68,5 +70,5 @@ def _stages(topology: PipelineTopology) -> Iterator[tuple[str, UnitTopology, int
 
 
 def _parts(size: UnitTopology) -> int:
-    """Return the number of parts of a sequence."""
+    """Return the number of parts of a sequence, one for each place that shares it: `cp`."""
     return size.num_slices // size.tp

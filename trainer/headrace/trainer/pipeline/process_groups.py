@@ -21,11 +21,11 @@ class PlaceGroups:
     """The process groups of one place. None: the place is alone in the group, or has no such group."""
 
     replicas: dist.ProcessGroup | None
-    """Data-parallel group: the places with the same weights."""
+    """Data-parallel group: the places with the same weights, those that share sequences included."""
     slices: dist.ProcessGroup | None
-    """Tensor-parallel group: the slices of the same stage of the same replica."""
+    """Tensor-parallel group: the slices of the layers of one stage of one replica, for the same part of its sequences."""
     context: dist.ProcessGroup | None
-    """Context-parallel group: the places that share the sequences of the same stage of the same replica."""
+    """Context-parallel group: the places with the same slice of the layers of one stage of one replica, which share sequences."""
     tied: dist.ProcessGroup | None
     """The LLM's first and last stage, where they share the matrix of embedding and head."""
 

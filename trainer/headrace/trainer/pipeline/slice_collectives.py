@@ -1,6 +1,7 @@
-"""Collectives among the tensor-parallel slices of a stage, as functions that autograd can go through.
+"""Collectives among the slices of a stage, as functions that autograd can go through.
 
-Between layers a slice has its share of the rows only; `SliceRows` says which, and what T, S and ... are in the shapes.
+Between layers a tensor-parallel slice has its share of the rows only; `SliceRows` says which, and what T, S and ... are in the
+shapes. Context-parallel slices gather what each has received from encoders (`gather_all`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ class Join:
     """How the slices of a stage join the rows that they receive from one other unit for a portion."""
 
     num_rows: int
-    """Number of rows that all slices receive."""
+    """Number of rows behind the join: those that all slices receive. Where ranks share sequences, on FSDP ranks those of this
+    rank's tokens, and in pipelines what the tensor-parallel slices with the same part of these receive, padding included."""
     num_own: int
     """Number of rows, with padding behind them, that each slice contributes."""
     order: Tensor | None
@@ -128,10 +129,10 @@ def row_ranges(data: PackedMicrobatch, counts: Tensor) -> dict[int, range]:
 
 
 def joined(own: Sequence[Tensor], join: Join, gather: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the rows (`num_rows`, width) that all slices received, in order, from those that this one did.
+    """Return the rows (`num_rows`, width) behind a join, in order, from those that this slice received.
 
-    own: at least one tensor, if only an empty one. join: on the device. gather: returns the contributions of all slices in a row,
-    from that of this one.
+    own: at least one tensor, if only an empty one. join: on the device. gather: returns the contributions of the slices that
+    join them in a row, from that of this one.
     """
     num_missing = join.num_own - sum(map(len, own))
     if num_missing:
