@@ -147,8 +147,7 @@ def jobset(launch: Launch) -> str:
     if launch.has_own_loop:
         trainer = f'python "$LOOP" --endpoint "$ENDPOINT" --job {launch.job}'
         changes |= {
-            r"\n *resume=\n[^\n]*": "",
-            r'headrace train --endpoint "\$ENDPOINT" --job mine.*?\$resume': trainer,
+            r'headrace train --endpoint "\$ENDPOINT" --job mine.*?--resume "\$CHECKPOINTS"': trainer,
             r"( *)- \{name: NUM_NODES": r"\1- {name: LOOP, value: YOUR_LOOP.py} # in an image of yours\n\1- {name: NUM_NODES",
         }
         return _changed(deployment_file(f"{_JOBSET_FOLDER}/jobset.yaml"), changes)

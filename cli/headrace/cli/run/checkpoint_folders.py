@@ -32,8 +32,11 @@ def check_to_save(folder: Path) -> None:
         ) from err
 
 
-def check_to_resume(folder: Path) -> None:
-    """Raise UserError where a folder has no checkpoint to go on from; log where its newest one is not whole, and an older is."""
+def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
+    """Raise UserError where a folder has no checkpoint to go on from; log where its newest one is not whole, and an older is.
+
+    is_saved_to: whether it is the folder that the run saves to, which needs no checkpoint: without one training begins anew.
+    """
     from headrace.trainer.pipeline.checkpoint_files import complete_steps, step_folder
 
     try:
@@ -45,6 +48,8 @@ def check_to_resume(folder: Path) -> None:
     except OSError as err:
         raise UserError(f"--resume {folder} cannot be read ({err.strerror}): let this process read all of it") from err
     newest = max((path.name for path in folder.glob("step-[0-9]*")), default="")
+    if is_saved_to and not complete:
+        return
     if not complete:
         raise UserError(
             f"--resume {folder} has {newest}, but not all of it: a file is missing or cut off; name a folder with a whole one"
@@ -54,6 +59,18 @@ def check_to_resume(folder: Path) -> None:
     whole = step_folder(folder, complete[-1]).name
     if newest > whole:
         log.warning("the newest checkpoint is not whole, and an older one is taken %s", pairs(newest=newest, taken=whole))
+
+
+def check_to_begin_anew(folder: Path, job: str, committed_steps: int, every: int) -> None:
+    """Check that a job may begin at step 0 as the folder that it is resumed from and saved to has no whole checkpoint.
+
+    Raises UserError where the job has committed so many steps, with a checkpoint each `every`, that the folder must have had one.
+    """
+    if committed_steps >= 2 * every:  # the first one may have been cut off
+        raise UserError(
+            f"--resume {folder} has no whole checkpoint, but job {job!r} has committed {committed_steps} steps, and one is saved "
+            f"every {every}: name the folder that earlier runs saved to, or train anew after `headrace job reset {job} --step 0`"
+        )
 
 
 def _check_names(option: str, folder: Path) -> None:

@@ -29,7 +29,8 @@ from headrace.trainer.orchestrated.orchestrated_loader import OrchestratedLoader
 from headrace.trainer.orchestrated.orchestrated_model import OrchestratedModel
 from headrace.trainer.orchestrated.unit_roots import StageRoot
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
-from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
+from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD
+from headrace.trainer.pipeline.resuming import begin_from
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.rank_progress import PROGRESS
@@ -79,9 +80,7 @@ def train_fsdp(
             endpoint, job=job, rank=rank(), num_ranks=num_ranks(), topology=topology, device=device, transports=transports
         )
         with loading as loader:
-            begin = None if resume is None else Checkpoint.newest(resume)
-            if begin is not None:
-                loader.load_state_dict(begin.loader)
+            begin = begin_from(resume, checkpoint, job, loader)
             spec = loader.spec
             name = model_name or spec.model
             whole = WholeModel.of(name, spec, loader.vocabulary, topology.model, dropout=topology.dropout)

@@ -26,13 +26,14 @@ from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
-from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint
+from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD
 from headrace.trainer.pipeline.feed import PipelineLoader
 from headrace.trainer.pipeline.layer_partition import bounds, with_cuts
 from headrace.trainer.pipeline.memory_forecast import log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.places_loader import PlacesLoader
 from headrace.trainer.pipeline.process_groups import ProcessGroups
+from headrace.trainer.pipeline.resuming import begin_from
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
@@ -70,7 +71,8 @@ def train_pipeline(
 
     `model_name`, `threads`, `transports`, `precision`, `device`, `hang_timeout_s`, `evaluate_every`: as in `train.train`.
     `checkpoint`: folder, visible to all processes, for checkpoints after every `checkpoint_every` steps and after the last one.
-    `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one.
+    `resume`: folder with checkpoints of the job, of any topology; the job goes back to the newest complete one, or, where that is
+    `checkpoint` and has none yet, to its first step.
     `make_model`: makes a model of modules of the user's in place of the topology's, in every process, which keeps its unit of it.
     It must give all processes equal weights.
     """
@@ -88,9 +90,7 @@ def train_pipeline(
             for place in places
         ]
         with PlacesLoader(loaders) as loader:
-            begin = None if resume is None else Checkpoint.newest(resume)
-            if begin is not None:
-                loader.load_state_dict(begin.loader)
+            begin = begin_from(resume, checkpoint, job, loader)
             name = model_name or loader.spec.model
             _check_units(loader, topology)
             topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
