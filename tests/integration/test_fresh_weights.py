@@ -11,7 +11,7 @@ import pytest
 
 from headrace import trainer
 from headrace.processes import Process, ProcessGroup
-from tests.integration.trainers import start, wait
+from tests.integration.trainers import losses, start, wait
 
 pytestmark = pytest.mark.integration
 
@@ -24,7 +24,7 @@ REFUSAL = "committed 1 step(s), which fresh weights have not seen: go on from a 
 def begun(calm: Any, spec: Callable[..., Any], request: pytest.FixtureRequest) -> str:
     """A job of which one step is committed."""
     planned = {"replicas": 1, "microbatches": 2, "stages": dict.fromkeys(UNITS, 1)}
-    job: str = calm.submit(spec(request.node.name.replace("_", "-"), steps=2, topology=planned))
+    job: str = calm.submit(spec(request.node.name.replace("_", "-")[-63:].strip("-"), steps=2, topology=planned))
     with trainer.connect(calm.endpoint, job=job) as loader:
         for step in loader:
             for _ in step:
@@ -39,6 +39,17 @@ def test_a_pipeline_refuses_a_job_that_has_begun(calm: Any, begun: str, tmp_path
     with ProcessGroup() as group:
         processes = start(group, calm, begun, tmp_path, UNITS, 2, 2)
         assert_refused(calm, begun, processes)
+
+
+def test_a_job_that_was_lost_before_its_first_checkpoint_begins_anew(calm: Any, begun: str, tmp_path: Path) -> None:
+    """Whoever starts it again need not know that: the folder to save to is the one to go on from."""
+    folder = str(tmp_path / "checkpoints")
+    with ProcessGroup() as group:
+        processes = start(group, calm, begun, tmp_path, UNITS, 2, 2, "--checkpoint", folder, "--resume", folder)
+        assert wait(processes) == [0, 0], processes[0].last_words()
+    assert len(losses(processes[0].log)) == 2, "also the step that was committed is trained"
+    assert "no checkpoint yet: the job begins at its first step" in processes[0].log.read_text()
+    assert (tmp_path / "checkpoints" / "step-00000002").is_dir()
 
 
 @pytest.mark.slow
