@@ -250,7 +250,7 @@ def test_a_topology_that_fits_passes() -> None:
             {},
             4,
             "the topology needs 6 processes (vision 2 x 1 x 1, llm 2 x 1 x 2), but there are 4: "
-            "start 6 processes, or change a unit's dp, tp or pp (they stand in this order), or the cp of 'llm'",
+            "start 6 processes by torchrun (--nproc-per-node, over all hosts), or change a unit's dp, tp or pp (they stand in this order), or the cp of 'llm'",
         ),
         (
             {"vision": {}, "llm": {"dp": 2, "cp": 3, "pp": 2}},
