@@ -320,7 +320,7 @@ class PipelineTopology(BaseModel):
         if world_size != self.world_size:
             raise UserError(
                 f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: start "
-                f"{self.world_size} processes by torchrun (--nproc-per-node, over all hosts), or change a unit's dp, tp or pp (they "
+                f"{self.world_size} processes by torchrun (--nproc-per-node), or change a unit's dp, tp or pp (they "
                 f"stand in this order), or the cp of {LLM!r}"
             )
 
