@@ -132,12 +132,13 @@ class Processes:
         ]
         for process in self._processes:
             process.start()
-        self._orders = itertools.count()
+        self.num_orders = 0
 
     def run(self, order: Any) -> list[Any]:
         """The answers to an Order, of all places of the topology, or to what `serve` takes. Raises RuntimeError with all
         tracebacks, or where a case hangs."""
-        number, deadline = next(self._orders), time.monotonic() + TIMEOUT_S
+        number, deadline = self.num_orders, time.monotonic() + TIMEOUT_S
+        self.num_orders += 1
         for pipe in self._pipes:
             with suppress(BrokenPipeError):  # of one that has died its answer tells
                 pipe.send((number, order))
@@ -151,6 +152,10 @@ class Processes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes, whatever they do."""
         for process in self._processes:
             process.kill()
             process.join()
