@@ -24,7 +24,7 @@ REFUSAL = "committed 1 step(s), which fresh weights have not seen: go on from a 
 def begun(calm: Any, spec: Callable[..., Any], request: pytest.FixtureRequest) -> str:
     """A job of which one step is committed."""
     planned = {"replicas": 1, "microbatches": 2, "stages": dict.fromkeys(UNITS, 1)}
-    job: str = calm.submit(spec(request.node.name.replace("_", "-")[-63:].strip("-"), steps=2, topology=planned))
+    job: str = calm.submit(spec(request.node.name.replace("_", "-")[-63:].strip("-"), steps=3, topology=planned))
     with trainer.connect(calm.endpoint, job=job) as loader:
         for step in loader:
             for _ in step:
@@ -47,9 +47,26 @@ def test_a_job_that_was_lost_before_its_first_checkpoint_begins_anew(calm: Any, 
     with ProcessGroup() as group:
         processes = start(group, calm, begun, tmp_path, UNITS, 2, 2, "--checkpoint", folder, "--resume", folder)
         assert wait(processes) == [0, 0], processes[0].last_words()
-    assert len(losses(processes[0].log)) == 2, "also the step that was committed is trained"
-    assert "no checkpoint yet: the job begins at its first step" in processes[0].log.read_text()
-    assert (tmp_path / "checkpoints" / "step-00000002").is_dir()
+    assert len(losses(processes[0].log)) == 3, "also the step that was committed is trained"
+    assert "no checkpoint yet: the job begins anew" in processes[0].log.read_text()
+    assert (tmp_path / "checkpoints" / "step-00000003").is_dir()
+
+
+@pytest.mark.slow
+def test_a_folder_that_lacks_more_checkpoints_than_one_undoes_nothing(calm: Any, begun: str, tmp_path: Path) -> None:
+    """With a checkpoint each step, two may be committed without any: another folder is meant."""
+    folder = str(tmp_path / "checkpoints")
+    with trainer.connect(calm.endpoint, job=begun) as loader:
+        for step in loader:
+            loader.commit(step, loss=1.0)
+    options = ["--checkpoint", folder, "--resume", folder, "--checkpoint-every", "1"]
+    with ProcessGroup() as group:
+        processes = start(group, calm, begun, tmp_path, UNITS, 2, 2, *options)
+        assert all(wait(processes))
+        assert "no whole checkpoint, but job" in processes[0].last_words()
+        assert "has committed 3 steps" in processes[1].log.read_text(), "the others say it, too"
+    with calm.client() as client:
+        assert client.show(begun).committed_steps == 3
 
 
 @pytest.mark.slow

@@ -51,7 +51,6 @@ def _commands(text: str) -> Iterator[list[str]]:
             words.append(word.removesuffix(")").removesuffix(";"))
             if word.endswith((")", ";")):
                 break
-        words = [word for word in words if word != "$resume"]
         yield [re.sub(r"\$\{?\w+\}?", "filled", word) for word in shlex.split(" ".join(words), comments=True)]
 
 

@@ -49,6 +49,8 @@ def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
         raise UserError(f"--resume {folder} cannot be read ({err.strerror}): let this process read all of it") from err
     newest = max((path.name for path in folder.glob("step-[0-9]*")), default="")
     if is_saved_to and not complete:
+        if newest:
+            log.warning("the only checkpoint is not whole, and will be removed %s", pairs(folder=folder, newest=newest))
         return
     if not complete:
         raise UserError(
@@ -59,18 +61,6 @@ def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
     whole = step_folder(folder, complete[-1]).name
     if newest > whole:
         log.warning("the newest checkpoint is not whole, and an older one is taken %s", pairs(newest=newest, taken=whole))
-
-
-def check_to_begin_anew(folder: Path, job: str, committed_steps: int, every: int) -> None:
-    """Check that a job may begin at step 0 as the folder that it is resumed from and saved to has no whole checkpoint.
-
-    Raises UserError where the job has committed so many steps, with a checkpoint each `every`, that the folder must have had one.
-    """
-    if committed_steps >= 2 * every:  # the first one may have been cut off
-        raise UserError(
-            f"--resume {folder} has no whole checkpoint, but job {job!r} has committed {committed_steps} steps, and one is saved "
-            f"every {every}: name the folder that earlier runs saved to, or train anew after `headrace job reset {job} --step 0`"
-        )
 
 
 def _check_names(option: str, folder: Path) -> None:

@@ -173,7 +173,7 @@ def run(args: argparse.Namespace) -> int:
     emulate.refuse_options(args)
     import os
 
-    from headrace.cli.run.checkpoint_folders import check_to_begin_anew, check_to_resume, check_to_save
+    from headrace.cli.run.checkpoint_folders import check_to_resume, check_to_save
     from headrace.cli.run.node_processes import own_process, processes_in, run_node
     from headrace.cli.run.trainjob_progress import progress_told
     from headrace.cli.watch.submission import read_spec
@@ -209,7 +209,6 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--dropout must be from 0 to below 1, got {args.dropout:g}")
     refuse_fsdp_options(args)
     is_first = rank() == 0
-    goes_on = args.resume is not None and args.resume == args.checkpoint and args.nodes is None
     configure_logging("trainer", args.log_format)
     await_token_file()
     node = args.node or f"{args.host}:{os.getpid()}"
@@ -222,8 +221,8 @@ def run(args: argparse.Namespace) -> int:
         from headrace.trainer.devices import local_device
         from headrace.trainer.loading.relay import check_relay
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
-        from headrace.trainer.pipeline.checkpoint_files import complete_steps
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
+        from headrace.trainer.pipeline.resuming import goes_on
         from headrace.trainer.train import train
 
         device = local_device(args.device)
@@ -236,19 +235,13 @@ def run(args: argparse.Namespace) -> int:
         if args.checkpoint is not None:
             check_to_save(args.checkpoint)
         if args.resume is not None:
-            check_to_resume(args.resume, is_saved_to=goes_on)
+            check_to_resume(args.resume, is_saved_to=args.nodes is None and goes_on(args.resume, args.checkpoint))
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
             topology = _pipeline(args, client.spec(job))
         state = state_name(status := client.show(job))
         if state in ("failed", "cancelled"):  # else ranks would wait for each other, and load a model, before they hear of it
             raise JobFailedError(status.message)
-        every = args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY
-        if goes_on and not complete_steps(args.resume):
-            if state == "done":
-                args.resume = None
-            else:
-                check_to_begin_anew(args.resume, job, status.committed_steps, every)
         if args.resume is None and is_first and state == "done":
             print(
                 f"headrace train: job {job!r} was done before: nothing is left to train, and this is its summary; to train "
@@ -287,7 +280,7 @@ def run(args: argparse.Namespace) -> int:
                 options["hang_timeout_s"] = args.hang_timeout
             saving: dict[str, Any] = {
                 "checkpoint": args.checkpoint,
-                "checkpoint_every": every,
+                "checkpoint_every": args.checkpoint_every or DEFAULT_CHECKPOINT_EVERY,
                 "resume": args.resume,
             }
             if fsdp:

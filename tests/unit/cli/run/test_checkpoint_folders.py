@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.cli.run.checkpoint_folders import check_to_begin_anew, check_to_resume, check_to_save
+from headrace.cli.run.checkpoint_folders import check_to_resume, check_to_save
 from headrace.errors import UserError
 from headrace.trainer.pipeline.checkpoint_files import TensorKey, step_folder, write
 
@@ -95,14 +95,13 @@ def test_an_older_checkpoint_is_taken_for_one_that_is_not_whole_and_that_is_said
     assert "newest=step-00000003 taken=step-00000002" in caplog.text
 
 
-@pytest.mark.parametrize("of", [0, 2])
-def test_a_folder_that_is_saved_to_as_well_needs_no_whole_checkpoint(tmp_path: Path, of: int) -> None:
-    if of:
-        save(tmp_path, 3, of=of)
+def test_a_folder_that_is_saved_to_as_well_needs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check_to_resume(tmp_path, is_saved_to=True)
+    assert not caplog.messages
 
 
-def test_a_job_begins_anew_only_while_its_first_checkpoint_may_not_be_there(tmp_path: Path) -> None:
-    check_to_begin_anew(tmp_path, "mine", committed_steps=199, every=100)
-    with pytest.raises(UserError, match=r"no whole checkpoint, but job 'mine' has committed 200 steps, .*: name the folder that"):
-        check_to_begin_anew(tmp_path, "mine", committed_steps=200, every=100)
+def test_that_its_only_checkpoint_is_not_whole_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save(tmp_path, 3, of=2)
+    check_to_resume(tmp_path, is_saved_to=True)
+    assert "the only checkpoint is not whole, and will be removed" in caplog.text
+    assert "newest=step-00000003" in caplog.text

@@ -30,7 +30,7 @@ from headrace.trainer.orchestrated.orchestrated_model import OrchestratedModel
 from headrace.trainer.orchestrated.unit_roots import StageRoot
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD
-from headrace.trainer.pipeline.resuming import begin_from
+from headrace.trainer.pipeline.resuming import begin_from, goes_on
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.rank_progress import PROGRESS
@@ -80,7 +80,7 @@ def train_fsdp(
             endpoint, job=job, rank=rank(), num_ranks=num_ranks(), topology=topology, device=device, transports=transports
         )
         with loading as loader:
-            begin = begin_from(resume, checkpoint, job, loader)
+            begin = begin_from(endpoint, job, loader, resume=resume, checkpoint=checkpoint, every=checkpoint_every, watch=watch)
             spec = loader.spec
             name = model_name or spec.model
             whole = WholeModel.of(name, spec, loader.vocabulary, topology.model, dropout=topology.dropout)
@@ -107,7 +107,7 @@ def train_fsdp(
                     check_fresh(job, loader.next_step, allowed=fresh_weights)
                 saving = None
                 if checkpoint is not None:
-                    saving = FsdpCheckpoints(checkpoint, model, training.optimizer, goes_on=resume == checkpoint)
+                    saving = FsdpCheckpoints(checkpoint, model, training.optimizer, goes_on=goes_on(resume, checkpoint))
                 evaluations = Evaluations(spec, evaluate_every, lambda name: _evaluate(loader, model, name))
                 _train(training, loader, saving, record, evaluations, every=checkpoint_every)
 

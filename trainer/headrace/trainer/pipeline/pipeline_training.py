@@ -33,7 +33,7 @@ from headrace.trainer.pipeline.memory_forecast import log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.places_loader import PlacesLoader
 from headrace.trainer.pipeline.process_groups import ProcessGroups
-from headrace.trainer.pipeline.resuming import begin_from
+from headrace.trainer.pipeline.resuming import begin_from, goes_on
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
@@ -90,7 +90,7 @@ def train_pipeline(
             for place in places
         ]
         with PlacesLoader(loaders) as loader:
-            begin = begin_from(resume, checkpoint, job, loader)
+            begin = begin_from(endpoint, job, loader, resume=resume, checkpoint=checkpoint, every=checkpoint_every, watch=watch)
             name = model_name or loader.spec.model
             _check_units(loader, topology)
             topology.check_execution(loader.spec.execution, loader.spec.topology.stages)
@@ -120,7 +120,7 @@ def train_pipeline(
                 for of_place in step.places:
                     of_place.check_replicas()
                     of_place.forecast_memory(spec.image, spec.audio)
-                with _saving(checkpoint, step, goes_on=resume == checkpoint, record=record) as writer:
+                with _saving(checkpoint, step, goes_on=goes_on(resume, checkpoint), record=record) as writer:
                     _train(job, loader, step, writer, settings, evaluations, every=checkpoint_every)
 
 
