@@ -49,11 +49,12 @@ class Tolerance:
 
 TOLERANCES = {
     "float32": Tolerance(result=1e-5, gradient=1e-5, weight=1e-5, noise=1e-3 * LEARNING_RATE),
-    "bfloat16": Tolerance(result=2e-2, gradient=0.15, weight=1e-5, noise=STEPS * LEARNING_RATE),
+    "bfloat16": Tolerance(result=2e-2, gradient=0.2, weight=1e-5, noise=STEPS * LEARNING_RATE),
     HALF_RESIDUAL: Tolerance(result=2e-2, gradient=0.3, weight=1e-5, noise=STEPS * LEARNING_RATE),
 }
 """By precision. The one process keeps its residual stream in float32: beside it the gradient of a norm's bias was off by 0.24
-where the pipeline's stream is in bfloat16, and by 0.05 where it is not."""
+where the pipeline's stream is in bfloat16. Where it is not, a case is off by 0.152 in the gradient of a key's bias, the smallest of
+its layer, and in float32 equal."""
 ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",), "generator": ("embed", "time")}
 """The modules in front of a unit's layers."""
 
