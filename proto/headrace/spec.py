@@ -89,7 +89,9 @@ class AudioSpec(SpecSection):
     @model_validator(mode="after")
     def _bounds(self) -> Self:
         if self.min_seconds > self.max_seconds:
-            raise ValueError(f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g})")
+            raise ValueError(
+                f"min_seconds ({self.min_seconds:g}) is above max_seconds ({self.max_seconds:g}): lower one, or raise one"
+            )
         if self.too_long == "split" and self.most_frames * self.hop_samples < self.window_s * self.sample_rate + 1:
             raise ValueError(
                 f"max_seconds ({self.max_seconds:g}) is the length of the pieces of split recordings, and each must be longer "
@@ -247,10 +249,11 @@ class JobSpec(SpecSection):
     def _mixture(self) -> Self:
         names = [source.name for source in self.sources]
         if len(set(names)) != len(names):
-            raise ValueError(f"sources need different names, got {names}")
-        weighted = [source.weight is not None for source in self.sources]
-        if any(weighted) and not all(weighted):
-            raise ValueError("either every source has a weight or none has")
+            raise ValueError(f"sources need different names, got {names}: give each a `name` of its own")
+        if 0 < (missing := [source.weight for source in self.sources].count(None)) < len(self.sources):
+            raise ValueError(
+                f"either every source has a weight or none has, but {missing} of {len(names)} have none: give them one"
+            )
         return self
 
     @model_validator(mode="after")

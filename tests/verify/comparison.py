@@ -53,8 +53,8 @@ TOLERANCES = {
     HALF_RESIDUAL: Tolerance(result=2e-2, gradient=0.3, weight=1e-5, noise=STEPS * LEARNING_RATE),
 }
 """By precision. The one process keeps its residual stream in float32: beside it the gradient of a norm's bias was off by 0.24
-where the pipeline's stream is in bfloat16. Where it is not, a case is off by 0.152 in the gradient of a key's bias, the smallest of
-its layer, and in float32 equal."""
+where the pipeline's stream is in bfloat16. Where it is not, that of a key's bias, the smallest of its layer, is off by 0.152
+in one case, which in float32 is equal."""
 ENTRIES = {"vision": ("embed",), "audio": ("conv1", "conv2"), "llm": ("embed",), "generator": ("embed", "time")}
 """The modules in front of a unit's layers."""
 

@@ -65,7 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         if err.errno not in _FULL:
             raise
         _drop_output()
-        print(f"headrace: cannot write {err.filename or 'to standard output'}: {err.strerror}", file=sys.stderr)
+        where = err.filename or "to standard output"
+        print(f"headrace: cannot write {where}: {err.strerror}: make room there, or name another place", file=sys.stderr)
         return EXIT_FAILURE
 
 

@@ -76,7 +76,11 @@ sys.exit(main.main(["health", "127.0.0.1:1"]))
 @pytest.mark.parametrize(
     ("redirect", "code", "words"),
     [
-        (">/dev/full", 1, "headrace: cannot write to standard output: No space left on device\n"),
+        (
+            ">/dev/full",
+            1,
+            "headrace: cannot write to standard output: No space left on device: make room there, or name another place\n",
+        ),
         (">&-", 0, ""),
         ("| true", 141, ""),
     ],

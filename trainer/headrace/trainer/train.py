@@ -59,6 +59,9 @@ def train(
         process_group(device := device or local_device(), watch),
         connect(endpoint, job=job, rank=rank(), num_ranks=num_ranks(), transports=transports) as loader,
     ):
+        replicas = dist.group.WORLD if dist.is_initialized() else None
+        if replicas is not None:
+            check_operations(replicas, device)
         name = model_name or loader.spec.model
         warn_quadratic_attention(device.type, precision, MODEL_SHAPES[name])
         model = build_model(
@@ -76,9 +79,6 @@ def train(
         adamw = make_optimizer(model.parameters(), settings, embeddings=embedding_parameters(model))
         train_step = TrainStep(model, adamw, dtype=PRECISIONS[precision], settings=settings)
         log.info("training %s", pairs(job=job, model=name, parameters=sum(p.numel() for p in model.parameters()), device=device))
-        replicas = dist.group.WORLD if dist.is_initialized() else None
-        if replicas is not None:
-            check_operations(replicas, device)
         check_replicas(model.named_parameters(), replicas, "the model", device)
         evaluations = Evaluations(loader.spec, evaluate_every, lambda name: train_step.evaluate(loader.evaluate(name)))
         if loader.has_next():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PLACEMENT_NAMES: tuple[Placement, ...] = ("disaggregated", "nested", "encoders-first", "colocated")
 AUTO = "auto"
+_ALIKE = 5e-4  # of a step: what is not seen in the percentages of the table
 NOTE = (
     "One layout of each placement, with the strategy that auto chose for it. Weights, links and the exchange of gradients are "
     "left out: headrace orchestrate looks through all layouts with them (docs/orchestrate.md)."
@@ -58,12 +59,12 @@ class PlacementRow:
             return "holds more than the memory limit"
         if self is best:
             return ""
-        idle, least = f"{self.bubble:.0%}", f"{best.bubble:.0%}"
-        if idle == least:
-            longer = self.iteration_s / best.iteration_s - 1 if best.iteration_s else 0.0
-            return f"takes {longer:.1%} longer, with no part that stands out"
-        if self.bubble > best.bubble:
-            return f"its GPUs wait {idle} of the time (the best: {least})"
+        longer_s = self.iteration_s - best.iteration_s
+        waiting_s = self.bubble * self.iteration_s - best.bubble * best.iteration_s
+        if longer_s <= _ALIKE * best.iteration_s:
+            return "is as fast"
+        if waiting_s > longer_s / 2:
+            return f"its GPUs wait {self.bubble:.0%} of the time (the best: {best.bubble:.0%})"
         return "its microbatches take more besides their samples"
 
     def to_json(self, best: PlacementRow) -> dict[str, Any]:

@@ -45,6 +45,8 @@ async def open_session(service: ReorderService, request: sessions_pb2.OpenReques
         if begin < run.cursor.committed:
             await to_its_end(run.rewind(begin))
     vocabulary = run.manifest.vocabulary
+    if vocabulary is None and not run.cursor.is_over:
+        return sessions_pb2.OpenReply(waiting=_awaited(run, service.fleet))
     if vocabulary is None:
         raise ConflictError(f"job {run.name!r} ended before it began: {run.cursor.message}")
     if run.formations and not (request.together or run.sessions.has_nodes):

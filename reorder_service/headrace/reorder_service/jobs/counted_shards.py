@@ -140,16 +140,18 @@ class Manifest(CountedShards):
         self.shards, self.num_rows = shards, np.full(len(shards), UNCOUNTED, np.int64)
         self.vocabulary = vocabulary
 
-    def forget_unusable(self, committed: int) -> None:
-        """Forget the list where a source has no row, so that its shards are listed anew: they may have been mended.
+    @property
+    def is_unusable(self) -> bool:
+        """Whether a source is known to have no row."""
+        return self.vocabulary is not None and self.empty_source() is not None
 
-        It stays where steps are `committed`, as their samples are in these shards.
-        """
-        if not committed and self.vocabulary is not None and self.empty_source() is not None:
-            self.vocabulary = None
-            self.refused.clear()
-            self.damaged.clear()
-            self.message.cache_clear()
+    async def forget(self) -> None:
+        """Set the job to INDEXING without the list of shards, so that they are listed anew. It must not have committed a step."""
+        await self._store.list_anew(self._job)
+        self.vocabulary = None
+        self.refused.clear()
+        self.damaged.clear()
+        self.message.cache_clear()
 
     def _checked(self, listed: Sequence[Shard]) -> ShardTable:
         """Return the shards that a preprocessor has listed as a table.

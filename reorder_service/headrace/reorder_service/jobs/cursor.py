@@ -74,14 +74,16 @@ class Cursor:
     def check_goes_on(self, refusal: str) -> None:
         """Raise ConflictError, whose sentence ends with `refusal`, where the job is over."""
         if self.is_over:
-            raise ConflictError(f"job {self._job!r} is {self.state}: {refusal}")
+            again = f"; after `headrace job reset {self._job} --step N` it goes on" if self.state == "DONE" else ""
+            raise ConflictError(f"job {self._job!r} is {self.state}: {refusal}{again}")
 
     def check_reached(self, step: int) -> None:
         """Raise UserError for a negative step, and ConflictError for one that is ahead of the last commit."""
         if step < 0:
             raise UserError(f"job {self._job!r} cannot go back to step {step}: steps count from 0")
         if step > self.committed:
-            raise ConflictError(f"job {self._job!r} cannot go back to step {step}: it has committed only {self.committed}")
+            reached = f"it has committed only {self.committed}: name a step up to that"
+            raise ConflictError(f"job {self._job!r} cannot go back to step {step}: {reached}")
 
     @property
     def num_steps(self) -> int:

@@ -99,8 +99,8 @@ class JobRun:
         """Resume a failed job from its last commit, since what made it fail may be mended. Any other job stays as it is."""
         async with self.cursor.moving:
             if self.cursor.state == "FAILED":
-                await self._store.set_state(self.name, "INDEXING")
-                self.manifest.forget_unusable(self.cursor.committed)
+                anew = self.manifest.is_unusable and not self.cursor.committed
+                await (self.manifest.forget() if anew else self._store.set_state(self.name, "INDEXING"))
                 self.cursor.state, self.cursor.message, self._order_error = "INDEXING", "", ""
                 self.cursor.drop_steps()
                 self.sessions.end_all(SupersededError(f"job {self.name!r} was submitted again"))
@@ -247,7 +247,7 @@ class JobRun:
                 await self._changed.wait()
             indexing.stop()
         if not self.cursor.progress.samples:
-            raise JobFailedError(f"every sample of job {self.name!r} was refused; `headrace inspect` shows why")
+            raise JobFailedError(f"every sample of job {self.name!r} was refused: mend them (`headrace inspect`), delete the job")
         await self._end("DONE")
 
     async def _begin(self) -> None:

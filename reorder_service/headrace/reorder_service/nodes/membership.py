@@ -166,9 +166,10 @@ class Membership:
             )
         self._awaited_until_s.pop(name, None)
         self._parting.pop(name, None)
+        if not generation:
+            self._trained.discard(name)
         if generation < self.record.joined_generation.get(name, 0):
             self._without_model.add(name)
-            self._trained.discard(name)
             self._losses.append(f"{name} came back without the model")
         self.connected.pop(name, None)
         self.connected[name] = ConnectedNode(address=address, heard_s=now_s, leaving=leaving)

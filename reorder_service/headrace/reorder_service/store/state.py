@@ -189,9 +189,7 @@ class StateStore:
 
     async def set_state(self, job: str, state: str, message: str = "") -> None:
         key, fields = job_key(job, "job"), {"state": state, "message": message}
-        unneeded: list[Command] = (
-            [("UNLINK", job_key(job, "window"), job_key(job, "corrections"))] if state == "CANCELLED" else []
-        )
+        unneeded = [("UNLINK", job_key(job, "window"), job_key(job, "corrections"))] if state == "CANCELLED" else []
         await self._change(job, hset(key, fields), ("HDEL", key, *NOTE_FIELDS), *unneeded)
 
     async def _failing(self, job: str, message: str) -> list[Command]:
@@ -226,14 +224,20 @@ class StateStore:
     async def set_mixture(self, job: str, mixture: Sequence[tuple[int, Sequence[float]]]) -> None:
         await self._change(job, hset(job_key(job, "job"), {"mixture": json.dumps(mixture)}))
 
+    async def list_anew(self, job: str) -> None:
+        """Set a job that has committed nothing to INDEXING, without a manifest and without what was found in its shards."""
+        key = job_key(job, "job")
+        found = (job_key(job, part) for part in ("shards", "indexed", "window", "corrections", "quarantine"))
+        fields = hset(key, {"state": "INDEXING", "message": ""})
+        await self._change(job, fields, ("HDEL", key, "vocabulary", *NOTE_FIELDS), ("UNLINK", *found))
+
     async def save_manifest(self, job: str, shards: ShardTable, vocabulary: Vocabulary) -> None:
-        """Save a manifest in place of any former one, of whose samples nothing stays: none was committed.
+        """Save a manifest in place of any former one.
 
         Page by page, so that nobody else has to wait; it counts as saved only after the last write.
         """
         key = job_key(job, "shards")
-        former = (job_key(job, part) for part in ("shards", "indexed", "window", "corrections", "quarantine"))
-        await self._change(job, ("HDEL", job_key(job, "job"), "vocabulary"), ("UNLINK", *former))
+        await self._change(job, ("HDEL", job_key(job, "job"), "vocabulary"), ("DEL", key), ("DEL", job_key(job, "indexed")))
         for page, start in enumerate(range(0, len(shards), PAGE_SHARDS)):
             entry = json.dumps(shards.columns(start, start + PAGE_SHARDS), ensure_ascii=False)
             await self.database.write(("RPUSH", key, entry), when=[(page, "LLEN", key)])  # once, however often it is sent

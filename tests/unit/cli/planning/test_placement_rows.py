@@ -103,11 +103,19 @@ def test_nothing_is_called_the_best_where_nothing_fits(tmp_path: Path, capsys: p
     assert [(row["fits"], row["loses"]) for row in rows] == [(False, "holds more than the memory limit")] * len(rows)
 
 
-def test_equal_shares_are_no_reason() -> None:
-    best, other, busier = (row_of(iteration_s, bubble) for iteration_s, bubble in ((1.0, 0.2), (1.015, 0.204), (1.1, 0.1)))
+@pytest.mark.parametrize(
+    ("iteration_s", "bubble", "words"),
+    [
+        (1.0, 0.2, "is as fast"),
+        (1.1, 0.28, "its GPUs wait 28% of the time (the best: 20%)"),
+        (1.1, 0.1, "its microbatches take more besides their samples"),
+        (1.4, 0.2, "its microbatches take more besides their samples"),
+    ],
+)
+def test_a_longer_step_is_waiting_or_what_microbatches_take(iteration_s: float, bubble: float, words: str) -> None:
+    best = row_of(1.0, 0.2)
     assert best.why_it_loses(best) == ""
-    assert other.why_it_loses(best) == "takes 1.5% longer, with no part that stands out"
-    assert busier.why_it_loses(best) == "its microbatches take more besides their samples"
+    assert row_of(iteration_s, bubble).why_it_loses(best) == words
 
 
 def test_what_is_asked_for_is_printed_with_where_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,16 @@ async def test_all_ranks_may_submit_a_job_without_a_sample_again_when_its_shards
     assert not run.manifest.damaged
 
 
+async def test_a_leader_that_takes_over_before_the_shards_are_listed_lists_them(start: Start) -> None:
+    service = await start()
+    run = await fail_on_an_empty_shard(service, preprocessor := Preprocessor(service=service))
+    preprocessor.answers = False
+    await run.resubmit()
+    again = await (await start()).load("job")
+    assert again.cursor.state == "INDEXING"
+    assert again.manifest.vocabulary is None
+
+
 async def test_a_job_whose_shards_are_not_mended_fails_again_and_so_does_it_under_another_leader(start: Start) -> None:
     service = await start()
     run = await fail_on_an_empty_shard(service, Preprocessor(service=service))

@@ -250,16 +250,15 @@ def test_a_topology_that_fits_passes() -> None:
             {},
             4,
             "the topology needs 6 processes (vision 2 x 1 x 1, llm 2 x 1 x 2), but there are 4: "
-            "start 6 processes by torchrun (--nproc-per-node), or change a unit's dp, tp or pp (they stand in this order), "
-            "or the cp of 'llm'",
+            "start 6 processes (torchrun's nodes x --nproc-per-node), or change a unit's dp, tp or pp (they stand in this order)",
         ),
         (
             {"vision": {}, "llm": {"dp": 2, "cp": 3, "pp": 2}},
             {},
             4,
             "the topology needs 13 processes (vision 1 x 1 x 1, llm 2 x 1 x 2 with cp 3), but there are 4: "
-            "start 13 processes by torchrun (--nproc-per-node), or change a unit's dp, tp or pp (they stand in this order), "
-            "or the cp of 'llm'",
+            "start 13 processes (torchrun's nodes x --nproc-per-node), or change a unit's dp, tp or pp "
+            "(they stand in this order), or the cp of 'llm'",
         ),
         (
             {"video": {}, "llm": {}},

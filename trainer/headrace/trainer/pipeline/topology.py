@@ -320,8 +320,8 @@ class PipelineTopology(BaseModel):
         if world_size != self.world_size:
             raise UserError(
                 f"the topology needs {self.world_size} processes ({self._sizes()}), but there are {world_size}: start "
-                f"{self.world_size} processes by torchrun (--nproc-per-node), or change a unit's dp, tp or pp (they "
-                f"stand in this order), or the cp of {LLM!r}"
+                f"{self.world_size} processes (torchrun's nodes x --nproc-per-node), or change a unit's dp, tp or pp (they stand "
+                "in this order)" + (f", or the cp of {LLM!r}" if self.units[LLM].cp != 1 else "")
             )
 
     def _check_unit(self, unit: str, shape: TransformerShape) -> None:
