@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         _drop_output()
         where = err.filename or "to standard output"
-        print(f"headrace: cannot write {where}: {err.strerror}: make room there, or name another place", file=sys.stderr)
+        print(f"headrace: cannot write {where}: {err.strerror}: make room, or write elsewhere", file=sys.stderr)
         return EXIT_FAILURE
 
 

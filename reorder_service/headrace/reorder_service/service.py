@@ -145,7 +145,7 @@ class ReorderService:
             # An interrupted submission may have left the job in the store only.
             run = self.jobs.get(spec.name) or await self._take_up_and_start(spec.name)
         if not run.spec.is_same_job(spec):
-            fields = ", ".join(name for name in JobSpec.model_fields if getattr(run.spec, name) != getattr(spec, name))
+            fields = ", ".join(name for name in type(spec).model_fields if getattr(run.spec, name) != getattr(spec, name))
             raise ConflictError(
                 f"job {spec.name!r} exists with another spec ({fields} differ): choose another name, or "
                 f"`headrace job delete {spec.name}` once it is over"

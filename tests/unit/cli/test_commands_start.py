@@ -79,7 +79,7 @@ sys.exit(main.main(["health", "127.0.0.1:1"]))
         (
             ">/dev/full",
             1,
-            "headrace: cannot write to standard output: No space left on device: make room there, or name another place\n",
+            "headrace: cannot write to standard output: No space left on device: make room, or write elsewhere\n",
         ),
         (">&-", 0, ""),
         ("| true", 141, ""),
