@@ -212,7 +212,7 @@ def check_doors(protocol: Protocol, compose: Compose, endpoint: str, folder: Pat
         expect("a line in the log", "refused a connection" in compose("logs", "reorder"), True)
     with protocol.check("papers without a token are refused") as notes:
         notes.append(refused([*listing, "--tls", str(folder / "client")], "token"))
-    with protocol.check("a trainer's token does not do what only a role of others may") as notes:
+    with protocol.check("a preprocessor's token does not do what only a role of others may") as notes:
         compose.copy("preprocessor", "/run/headrace/token", folder / "preprocess-token")
         wrong = ["--tls", str(folder / "client"), "--cluster-token-file", str(folder / "preprocess-token")]
         notes.append(refused(["job", "cancel", "demo", "--endpoint", endpoint, *wrong], "preprocess"))

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.pipeline.bare_gloo import answer, overheads_s
 
+pytestmark = pytest.mark.integration
+
 
 def test_every_action_of_both_processes_has_an_overhead() -> None:
     found = overheads_s(3, rows=2, sleep_s=0.0, rounds=2)
