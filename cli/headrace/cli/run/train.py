@@ -221,8 +221,8 @@ def run(args: argparse.Namespace) -> int:
         from headrace.trainer.devices import local_device
         from headrace.trainer.loading.relay import check_relay
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
+        from headrace.trainer.pipeline.beginning import goes_on
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
-        from headrace.trainer.pipeline.resuming import goes_on
         from headrace.trainer.train import train
 
         device = local_device(args.device)

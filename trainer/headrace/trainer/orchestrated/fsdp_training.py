@@ -29,8 +29,8 @@ from headrace.trainer.orchestrated.orchestrated_loader import OrchestratedLoader
 from headrace.trainer.orchestrated.orchestrated_model import OrchestratedModel
 from headrace.trainer.orchestrated.unit_roots import StageRoot
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
+from headrace.trainer.pipeline.beginning import begin_from, goes_on
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD
-from headrace.trainer.pipeline.resuming import begin_from, goes_on
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place
 from headrace.trainer.rank_progress import PROGRESS

@@ -25,6 +25,7 @@ from headrace.trainer.models.glue import GluedModel, in_units
 from headrace.trainer.models.whole_model import WholeModel
 from headrace.trainer.optimizer_spec import OptimizerSpec
 from headrace.trainer.pipeline.agreement import check_alike, training_record, warn_differences
+from headrace.trainer.pipeline.beginning import begin_from, goes_on
 from headrace.trainer.pipeline.checkpoint import CheckpointWriter, load
 from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD
 from headrace.trainer.pipeline.feed import PipelineLoader
@@ -33,7 +34,6 @@ from headrace.trainer.pipeline.memory_forecast import log_measured
 from headrace.trainer.pipeline.pipeline_step import PipelineStep
 from headrace.trainer.pipeline.places_loader import PlacesLoader
 from headrace.trainer.pipeline.process_groups import ProcessGroups
-from headrace.trainer.pipeline.resuming import begin_from, goes_on
 from headrace.trainer.pipeline.stage import Stage
 from headrace.trainer.pipeline.stage_building import build_stages
 from headrace.trainer.pipeline.topology import PipelineTopology, Place

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UserError
-from headrace.trainer.pipeline.resuming import check_to_begin_anew, goes_on
+from headrace.trainer.pipeline.beginning import check_to_begin_anew, goes_on
 
 
 def test_a_folder_is_the_same_by_whatever_path(tmp_path: Path) -> None:
