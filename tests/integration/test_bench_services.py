@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 def test_services_take_core_seconds_for_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("SKIPPED_STEPS", 2), ("SETTLING_S", 0.2), ("RESTING_S", 0.5)):
+    for name, value in (("SKIPPED_STEPS", 2), ("SETTLING_S", 0.5), ("RESTING_S", 2.0)):
         monkeypatch.setattr(bench_services, name, value)
     job = {
         "name": "charts",
