@@ -28,9 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the draw (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="cases whose name contains it")
     parser.add_argument("--transport", choices=TRANSPORTS, help="what carries a pipeline's messages (default: each in turn)")
-    parser.add_argument("--skip", type=int, default=0, metavar="N", help="the first cases, which an earlier run has compared")
+    parser.add_argument(
+        "--skip", type=int, default=0, metavar="N", help="the first cases of --part, which an earlier run has compared"
+    )
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help="cases side by side (default: %(default)s)")
     args = parser.parse_args(arguments)
+    if args.skip and args.part is None:
+        parser.error("--skip goes with --part, whose cases it counts")
     bad = 0
     try:
         for part in [PARTS[args.part]] if args.part else PARTS.values():

@@ -50,7 +50,7 @@ def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
     newest = max((path.name for path in folder.glob("step-[0-9]*")), default="")
     if is_saved_to and not complete:
         if newest:
-            log.warning("the only checkpoint is not whole, and will be removed %s", pairs(folder=folder, newest=newest))
+            log.warning("no checkpoint is whole, and what there is will be removed %s", pairs(folder=folder, newest=newest))
         return
     if not complete:
         raise UserError(

@@ -100,8 +100,8 @@ def test_a_folder_that_is_saved_to_as_well_needs_no_checkpoint(tmp_path: Path, c
     assert not caplog.messages
 
 
-def test_that_its_only_checkpoint_is_not_whole_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_that_no_checkpoint_of_it_is_whole_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(tmp_path, 3, of=2)
     check_to_resume(tmp_path, is_saved_to=True)
-    assert "the only checkpoint is not whole, and will be removed" in caplog.text
+    assert "no checkpoint is whole, and what there is will be removed" in caplog.text
     assert "newest=step-00000003" in caplog.text
