@@ -12,13 +12,16 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from check_protocol import Protocol, expect
 from engine import Compose, run, wait_until
 from project_jobs import audited, own_job
 
+from headrace.errors import EndpointError, UnavailableError
 from headrace.jobs_client import JobsClient
 from headrace.spec import load_spec_yaml
 
@@ -29,6 +32,7 @@ BY_HAND = (2, 3, 1)
 MOST, INTERVAL_S, COOL_DOWN_S = 4, 5, 15
 HELD_CPUS = "0.25"  # of the preprocessor that `headrace scale` finds: others are of use, however fast this machine is
 END_S = 60.0
+Answer = TypeVar("Answer")
 TAKER = f"""
 from headrace import trainer
 with trainer.connect("reorder:7070", job="{JOB}") as loader:
@@ -43,7 +47,8 @@ def check_scaling(protocol: Protocol, compose: Compose, endpoint: str, folder: P
     client = folder / "client"
     token = (client / "token").read_text(encoding="utf-8").strip()
     spec = own_job(folder / f"{JOB}.yaml", JOB, epochs=EPOCHS)
-    with JobsClient(endpoint, token, client) as jobs:
+    with contextlib.ExitStack() as stack:
+        jobs = _patiently(lambda: stack.enter_context(JobsClient(endpoint, token, client)))
         with _taking(compose, jobs, spec, limit_s):
             with protocol.check("--scale preprocessor=N in mid-run") as notes:
                 for count in BY_HAND:
@@ -53,10 +58,10 @@ def check_scaling(protocol: Protocol, compose: Compose, endpoint: str, folder: P
                 check_scale_command(protocol, compose, jobs, folder, limit_s)
             else:
                 print("left out headrace scale --compose: it takes `docker compose`, here is docker-compose alone", flush=True)
-                jobs.cancel(JOB)
+                _patiently(lambda: jobs.cancel(JOB))
         with protocol.check("the ledger of a job whose preprocessors came and went") as notes:
             notes.append(audited(compose, JOB))
-            jobs.delete(JOB)
+            _patiently(lambda: jobs.delete(JOB))
 
 
 def check_scale_command(protocol: Protocol, compose: Compose, jobs: JobsClient, folder: Path, limit_s: float) -> None:
@@ -67,7 +72,7 @@ def check_scale_command(protocol: Protocol, compose: Compose, jobs: JobsClient, 
             line, wanted = _decided(log, rf"preprocessors=1 wanted=([2-{MOST}]) ", limit_s)
             notes += [f"decided {line}", _taken_from(compose, jobs, wanted, limit_s)]
         with protocol.check("headrace scale --compose, no job left: one") as notes:
-            jobs.cancel(JOB)
+            _patiently(lambda: jobs.cancel(JOB))
             line, _ = _decided(log, r"preprocessors=\d+ wanted=(1) ", limit_s)
             wait_until("one preprocessor", lambda: len(compose.containers("preprocessor")) == 1, timeout_s=limit_s)
             notes += [f"decided {line}", "1 runs"]
@@ -76,11 +81,11 @@ def check_scale_command(protocol: Protocol, compose: Compose, jobs: JobsClient, 
 @contextlib.contextmanager
 def _taking(compose: Compose, jobs: JobsClient, spec: Path, limit_s: float) -> Iterator[None]:
     """A context in which a container takes the job's steps, one of which is committed."""
-    jobs.submit(load_spec_yaml(spec))
+    _patiently(lambda: jobs.submit(load_spec_yaml(spec)))
     taker = f"{compose.project}-taker"
     compose("run", "--detach", "--no-deps", "--name", taker, "--entrypoint", "python", "trainer", "-c", TAKER)
     try:
-        wait_until("a committed step", lambda: jobs.show(JOB).committed_steps > 0, timeout_s=limit_s)
+        wait_until("a committed step", lambda: _steps(jobs) > 0, timeout_s=limit_s)
         yield
     except BaseException:
         subprocess.run(["docker", "logs", "--tail", "40", taker], stdout=sys.stderr, timeout=END_S)
@@ -93,13 +98,29 @@ def _taken_from(compose: Compose, jobs: JobsClient, count: int, limit_s: float) 
     """Wait until so many preprocessors run and are connected, and for a step that is committed after that; says which."""
 
     def found() -> tuple[int, int]:
-        return len(compose.containers("preprocessor")), len(jobs.show(JOB).preprocessors)
+        return len(compose.containers("preprocessor")), len(_patiently(lambda: jobs.show(JOB)).preprocessors)
 
     wait_until(f"{count} preprocessors to run and be connected", lambda: found() == (count, count), timeout_s=limit_s)
-    before = jobs.show(JOB).committed_steps
-    wait_until(f"a step with {count} preprocessors", lambda: jobs.show(JOB).committed_steps > before, timeout_s=limit_s)
-    expect("preprocessors after that step", found(), (count, count))
+    before = _steps(jobs)
+    with_them = f"a step with {count} preprocessors"
+    wait_until(with_them, lambda: _steps(jobs) > before and found() == (count, count), timeout_s=limit_s)
     return f"{count} run at step {before}"
+
+
+def _steps(jobs: JobsClient) -> int:
+    return _patiently(lambda: jobs.show(JOB)).committed_steps
+
+
+def _patiently(call: Callable[[], Answer]) -> Answer:
+    """Repeat a call while no service leads: on a busy machine one may lose its lease, and has it again a moment later."""
+    deadline = time.monotonic() + END_S
+    while True:
+        try:
+            return call()
+        except (EndpointError, UnavailableError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.5)
 
 
 @contextlib.contextmanager
