@@ -29,7 +29,9 @@ def trained(compose: Compose, limit_s: float) -> dict[str, Any]:
     """The report of the trainer's container, once it has ended with 0."""
     (trainer,) = compose.containers("trainer")
     expect("exit code of the trainer", run(["docker", "wait", trainer], timeout_s=limit_s).strip(), "0")
-    report: dict[str, Any] = json.loads(run(["docker", "logs", trainer]).splitlines()[-1])  # stdout alone, of its last start
+    lines = run(["docker", "logs", trainer]).splitlines()  # stdout alone, of its last start
+    expect("whether the trainer reported, which one that was never started does not", bool(lines), True)
+    report: dict[str, Any] = json.loads(lines[-1])
     return report
 
 
