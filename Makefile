@@ -116,6 +116,9 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
+test-deploy: setup  ## run deploy/ on what is installed here: Slurm (as root), KUBEBUILDER_ASSETS=FOLDER of kube-apiserver and etcd, promtool, SKYPILOT_PYTHON=PYTHON; PART=slurm alone, which then has to be here (ten minutes)
+	@HEADRACE_DEPLOY_PART=$(PART) $(PYTEST) -m slow -rs tests/deploy $(if $(PART),-k $(PART))
+
 test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (some minutes)
 	@$(PYTEST) -m 'slow or not slow' tests/tutorials
 
@@ -256,4 +259,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures release
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations test-deploy unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures release

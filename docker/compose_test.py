@@ -3,11 +3,12 @@
 `headrace demo` on this machine, to know how fast it is at present. Images, and how large they are. Up with two preprocessors
 until the demo trainer ends, in at most three times as long; up again, which trains nothing; four preprocessors and a trainer
 outside the containers; the same batches each time. Who lacks papers, or a token with the right role, is refused, by the web page
-as well. The leader is killed while data of one's own are trained, and Prometheus sees all services. Down, and nothing left.
+as well. Preprocessors come and go while a trainer takes their samples, by hand and by `headrace scale --compose`. The leader is
+killed while data of one's own are trained, and Prometheus sees all services. Down, and nothing left.
 Prints what passed, one line each; the exit code is 1 if anything did not.
 
 Where no image registry is reached, stand-ins for the official images are built from Debian's packages. There is none of Grafana's
-and the collector's, which are left out then; of the GPU's profile only the form is checked where there is no GPU.
+and the collector's, which are left out then; of the GPU's profile only the form is checked where no container gets a GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from check_gpu import check_gpu
 from check_protocol import CheckError, Protocol, expect
+from check_scaling import check_scaling
 from check_store import check_store
 from engine import (
     BASE,
@@ -42,6 +44,7 @@ from engine import (
     running_engine,
     wait_until,
 )
+from project_jobs import audited, own_job, steps_committed, summary, trained
 
 from headrace.processes import free_port
 
@@ -58,6 +61,7 @@ PAPERS = {
     "trainer": ["ca.crt", "tls.crt", "tls.key", "token"],
     "redis": ["ca.crt", "tls.crt", "tls.key", "users.acl"],
 }
+PROFILES = ("--profile", "ha", "--profile", "observability", "--profile", "gpu")
 CONFINED = ("ReadonlyRootfs", "CapDrop", "SecurityOpt", "Memory", "PidsLimit")
 
 
@@ -103,7 +107,7 @@ def check_all(protocol: Protocol, folder: Path) -> None:
             "HEADRACE_FORMAT": "json",
         },
     )
-    compose("--profile", "ha", "--profile", "observability", "down", "--volumes", "--remove-orphans")  # of a test that was killed
+    compose(*PROFILES, "down", "--volumes", "--remove-orphans")  # of a test that was killed
     try:
         check_images(protocol, compose)
         limit_s = check_demo(protocol, compose, folder)
@@ -111,16 +115,16 @@ def check_all(protocol: Protocol, folder: Path) -> None:
         check_store(protocol, compose)
         check_page(protocol, page, folder)
         check_outside(protocol, endpoint, folder, limit_s)
+        check_scaling(protocol, compose, endpoint, folder, limit_s)
+        check_gpu(protocol, compose, folder, limit_s)
         check_loss_of_leader(protocol, compose, folder, limit_s)
         check_observability(protocol, compose)
-        with protocol.check("profile gpu: of a valid form; no GPU here, not run"):
-            expect("its service", "trainer-gpu" in compose("--profile", "gpu", "config", "--services").split(), True)
     except BaseException:
-        print(compose("--profile", "ha", "--profile", "observability", "logs", "--no-color", "--tail=40"), file=sys.stderr)
+        print(compose(*PROFILES, "logs", "--no-color", "--tail=40"), file=sys.stderr)
         raise
     finally:
         with protocol.check("down, nothing left"):
-            compose("--profile", "ha", "--profile", "observability", "down", "--volumes")
+            compose(*PROFILES, "down", "--volumes")
             expect("remains", compose.remains(), [])
 
 
@@ -184,7 +188,7 @@ def check_demo(protocol: Protocol, compose: Compose, folder: Path) -> float:
         for service in ("reorder", "preprocessor"):
             users = [run(["docker", "exec", one, "id", "-u"]).strip() for one in compose.containers(service)]
             expect(f"users of {service}", "0" in users, False)
-    with protocol.check("--scale preprocessor=4: four become healthy"):
+    with protocol.check("--scale preprocessor=4 after training: four become healthy"):
         compose("up", "--detach", "--scale", "preprocessor=4", "redis", "reorder", "preprocessor")
         wait_until("4 healthy preprocessors", lambda: compose.healthy("preprocessor") == 4, timeout_s=limit_s)
     return limit_s
@@ -266,7 +270,6 @@ def check_loss_of_leader(protocol: Protocol, compose: Compose, folder: Path, lim
     shutil.copytree(ROOT / "examples" / "data", data)
     data.chmod(0o755)
     job = own_job(folder / "own.yaml", "own", epochs=3)
-    job.chmod(0o644)
     folder.chmod(0o755)  # the containers' user is another one
     own = {"HEADRACE_DATA": str(data), "HEADRACE_JOB": str(job), "HEADRACE_REORDER": "reorder:7070,standby:7070"}
     beside = Compose(command=compose.command, project=compose.project, env={**compose.env, **own})
@@ -276,14 +279,14 @@ def check_loss_of_leader(protocol: Protocol, compose: Compose, folder: Path, lim
         notes.append(f"HEADRACE_DATA={data.name} HEADRACE_JOB={job.name}")
     with protocol.check("the leader is killed in mid-run, training goes on") as notes:
         beside("up", "--detach", "--force-recreate", "--no-deps", "trainer", timeout_s=limit_s)
-        wait_until("a committed step", lambda: steps_committed(beside) > 0, timeout_s=limit_s)
-        at = steps_committed(beside)
+        wait_until("a committed step", lambda: steps_committed(beside, "own") > 0, timeout_s=limit_s)
+        at = steps_committed(beside, "own")
         run(["docker", "kill", *beside.containers("reorder")])
         report = trained(beside, limit_s)
         notes += [summary(report), f"killed at about step {at}"]
         expect(f"some steps before the loss ({at}) and some after", 0 < at < report["steps"], True)
     with protocol.check("the ledger has every sample of every epoch once") as notes:
-        notes.append(run(["docker", "exec", *beside.containers("standby"), *watching("audit", "own", "standby")]).split("\n")[0])
+        notes.append(audited(beside, "own", "standby"))
 
 
 def check_observability(protocol: Protocol, compose: Compose) -> None:
@@ -316,14 +319,6 @@ def check_observability(protocol: Protocol, compose: Compose) -> None:
             expect("restarts", (state["State"]["Running"], state["RestartCount"]), (True, 0))
 
 
-def trained(compose: Compose, limit_s: float) -> dict[str, Any]:
-    """The report of the trainer's container, once it has ended with 0."""
-    (trainer,) = compose.containers("trainer")
-    expect("exit code of the trainer", run(["docker", "wait", trainer], timeout_s=limit_s).strip(), "0")
-    report: dict[str, Any] = json.loads(run(["docker", "logs", trainer]).splitlines()[-1])  # stdout alone, of its last start
-    return report
-
-
 def compose_ends(compose: Compose, limit_s: float) -> int:
     """The exit code of `docker compose up` as the page has it, which ends with the trainer and stops all others."""
     try:
@@ -331,23 +326,6 @@ def compose_ends(compose: Compose, limit_s: float) -> int:
     except subprocess.CalledProcessError as err:
         return err.returncode
     return 0
-
-
-def steps_committed(compose: Compose, service: str = "reorder") -> int:
-    """Steps of the job `own` that are committed, as a reorder service tells; 0 before it knows the job."""
-    try:
-        shown = run(
-            ["docker", "exec", *compose.containers(service), *watching("job", "show", "own", service), "--format", "json"]
-        )
-    except subprocess.CalledProcessError:
-        return 0
-    return int(json.loads(shown)["steps"])
-
-
-def watching(*words: str) -> list[str]:
-    """A command of a reorder service's container that asks the service named last, with a token of its own folder."""
-    *command, service = words
-    return ["headrace", *command, "--endpoint", f"{service}:7070", "--cluster-token-file", "/run/headrace/tokens/watch"]
 
 
 def in_image(part: str, program: str, *arguments: str, options: Sequence[str] = ()) -> str:
@@ -362,20 +340,6 @@ def refused(arguments: Sequence[str], why: str) -> str:
     expect("exit code of a refused command", ended.returncode != 0, True)
     expect(f"{why!r} in {said[-1:]}", bool(said) and why in said[-1], True)
     return said[-1]
-
-
-def summary(report: dict[str, Any]) -> str:
-    """A report in a few words."""
-    return f"{report['steps']} steps, {report['samples']} samples, ledger {report['ledger_sha256'][:12]}"
-
-
-def own_job(path: Path, name: str, *, epochs: int) -> Path:
-    """The demo's job under another name and with other epochs, written to `path`."""
-    text = (ROOT / "examples" / "job.yaml").read_text(encoding="utf-8")
-    path.write_text(
-        text.replace("name: demo\n", f"name: {name}\n", 1).replace("epochs: 1\n", f"epochs: {epochs}\n", 1), encoding="utf-8"
-    )
-    return path
 
 
 def fetch_cpu_torch() -> str:

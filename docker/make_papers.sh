@@ -19,8 +19,7 @@ cd /papers
 
 [ -s reorder/store-password ] || python -c "import secrets; print(secrets.token_hex(32))" >reorder/store-password
 digest=$(tr -d '\n' <reorder/store-password | sha256sum | cut -d ' ' -f 1)
-# Nobody logs in as `default`. Redis 7 replays its log with the rights of that user, though, and drops transactions that these do not allow.
-printf 'user default off ~* &* +@all\nuser headrace on #%s ~* &* +@all\n' "$digest" >store/users.acl
+sed -e "/^#/d" -e "s/DIGEST/$digest/" /users.acl >store/users.acl
 # Read by another user, that of Redis, in a volume that no other container has. The users are told by the password's digest only.
 chmod 644 store/users.acl store/tls.key
 chmod 755 store

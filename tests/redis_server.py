@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 from redis.backoff import ConstantBackoff
@@ -12,6 +14,17 @@ from redis.retry import Retry
 
 from headrace.reorder_service.store.embedded_redis import server_binary
 from tests.wire import free_ports
+
+USERS = Path(__file__).parents[1] / "docker" / "users.acl"
+
+
+def make_store_user(url: str, password: str) -> str:
+    """Make the user of a reorder service on the server at `url`, with the rights that deployments give it; returns its URL."""
+    (line,) = [line for line in USERS.read_text(encoding="utf-8").splitlines() if line.startswith("user headrace ")]
+    _, *words = line.replace("DIGEST", hashlib.sha256(password.encode()).hexdigest()).split()
+    with redis.Redis.from_url(url) as client:
+        client.execute_command("ACL", "SETUSER", *words)
+    return url.replace("://", f"://headrace:{quote(password, safe='')}@")
 
 
 class RedisServer:

@@ -22,8 +22,17 @@ def _lines(job: dict[str, Any]) -> list[str]:
 
 def test_every_target_that_it_makes_exists() -> None:
     made = {target for job in JOBS.values() for line in _lines(job) for target in re.findall(r"make ([a-z-]+)", line)}
-    assert made == {"test", "docs", "compose-test", "audit"}
+    assert made == {"test", "docs", "compose-test", "audit", "test-integrations", "test-deploy"}
     assert made - TARGETS == set()
+
+
+def test_every_part_that_it_names_has_tests_and_every_test_of_deployments_a_part() -> None:
+    lines = [line for job in JOBS.values() for line in _lines(job)]
+    parts = {part for line in lines for part in re.findall(r"make test-deploy PART=(\w+)", line)}
+    assert sum(line.count("make test-deploy") for line in lines) == len(parts)
+    files = [path.stem for path in (ROOT / "tests" / "deploy").glob("test_*.py")]
+    assert {part for part in parts if not any(part in file for file in files)} == set()
+    assert [file for file in files if not any(part in file for part in parts)] == []
 
 
 def test_it_decides_by_the_same_command_as_every_other_integration() -> None:

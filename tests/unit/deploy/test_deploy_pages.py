@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,13 +89,6 @@ def test_secrets_of_the_kubernetes_page_are_those_of_the_pods() -> None:
     assert made - {"headrace-tls-"} == mounted
 
 
-@pytest.mark.parametrize("path", ["docs/kubernetes.md", "docker/make_papers.sh"])
-def test_the_default_user_of_redis_is_off_and_keeps_its_rights(path: str) -> None:
-    """Redis 7 replays its log as this user: without the rights, a restart drops every transaction."""
-    users = re.findall(r"user default ([^\\\n]*)", (ROOT / path).read_text())
-    assert users == ["off ~* &* +@all"]
-
-
 def test_the_query_of_the_page_is_that_of_the_autoscalers() -> None:
     (scaled,) = [one for one in kustomized(ROOT / "deploy/kubernetes/overlays/keda") if one["kind"] == "ScaledObject"]
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
@@ -107,6 +101,17 @@ def test_the_slurm_script_is_one_of_bash_with_three_parts() -> None:
     assert settings.count("#SBATCH hetjob") == 2
     for variable in re.findall(r"^\| `(HEADRACE_\w+)`", PAGES[1].read_text(), re.MULTILINE):
         assert f"${{{variable}:" in SCRIPT.read_text()
+
+
+@pytest.mark.parametrize("task", list(yaml.safe_load_all(GROUP.read_text()))[1:], ids=lambda task: task["name"])
+def test_each_part_of_the_job_group_has_the_python_of_the_project_whatever_the_machine_has(task: dict[str, str]) -> None:
+    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
+    assert re.findall(r"^uv venv .*--python (\S+) (\S+)", task["setup"], re.MULTILINE) == [(least, "~/headrace")]
+    programs = re.findall(r"(\S*\b(?:python[\d.]*|pip)) (?!3\.)", task["setup"])
+    assert set(programs) <= {"~/headrace/bin/python", "~/headrace/bin/pip"}
+    assert "export PATH=~/headrace/bin:$PATH" in task["run"]
+    for script in (task["setup"], task["run"]):
+        subprocess.run(["bash", "-n", "-c", script], check=True, timeout=60)
 
 
 def test_each_part_of_the_job_group_has_its_own_papers_and_tokens() -> None:

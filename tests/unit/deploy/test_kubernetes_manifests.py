@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 import shutil
 import subprocess
@@ -190,6 +191,32 @@ def test_ranks_are_as_many_as_the_job_s_pipeline_takes() -> None:
     assert int(env["NUM_GPUS"]) == container["resources"]["limits"]["nvidia.com/gpu"]
     PipelineTopology.of_job(spec).check_world(int(env["NUM_NODES"]) * int(env["NUM_GPUS"]))
     assert re.search(r"--job (\S+)", container["args"][0])[1] == spec.name
+
+
+def test_the_runtime_of_kubeflow_ends_and_restarts_what_the_jobset_does() -> None:
+    """Line for line: what it leaves out is the controller's to fill in, and a coordinator, for which that has variables."""
+    (jobset,) = [one for one in read(DEPLOYMENTS / "overlays" / "jobset") if one["kind"] == "JobSet"]
+    (runtime,) = [one for one in read(DEPLOYMENTS / "overlays" / "kubeflow") if one["kind"] == "ClusterTrainingRuntime"]
+    renamed = json.loads(json.dumps(jobset["spec"]).replace('"workers"', '"node"'))
+    theirs = runtime["spec"]["template"]["spec"]
+    assert {key for key in renamed if renamed[key] != theirs.get(key)} == {"coordinator", "replicatedJobs"}
+    for one, other in zip(renamed["replicatedJobs"], theirs["replicatedJobs"], strict=True):
+        assert (one["name"], one.get("dependsOn")) == (other["name"], other.get("dependsOn"))
+        own, same = one["template"]["spec"], other["template"]["spec"]
+        left_out = set() if one["name"] == "submit" else {"parallelism", "completions"}
+        assert {key for key in own if key != "template" and own[key] != same.get(key)} == left_out
+        assert same["template"]["spec"]["restartPolicy"] == "Never", "which a podFailurePolicy takes"
+
+
+def test_a_misspelt_rule_of_the_runtime_is_found() -> None:
+    (runtime,) = [one for one in read(DEPLOYMENTS / "overlays" / "kubeflow") if one["kind"] == "ClusterTrainingRuntime"]
+    misspelt = copy.deepcopy(runtime)
+    misspelt["spec"]["template"]["spec"]["failurePolicy"]["rules"][0]["action"] = "FailJob"
+    misspelt["spec"]["template"]["spec"]["replicatedJobs"][1]["template"]["spec"]["podFailurePolicies"] = {}
+    assert sorted(re.sub(r":.*", "", fault) for fault in faults(misspelt)) == [
+        "spec/template/spec/failurePolicy/rules/0/action",
+        "spec/template/spec/replicatedJobs/1/template/spec",
+    ]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from headrace.processes import free_port
 from headrace.reorder_service.service import ReorderService
 from headrace.reorder_service.store.embedded_redis import server_binary
 from headrace.reorder_service.store.state import StateStore
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, make_store_user
 from tests.unit.reorder_service.job_world import Start, end
 
 
@@ -40,13 +40,13 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["embedded", "redis"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store."""
+    """The URL of an empty store, for a user who may do no more than deployments let a reorder service do."""
     if request.param == "embedded":
         return f"embedded:{tmp_path / 'store'}"
     url: str = request.getfixturevalue("redis_url")
     with redis.Redis.from_url(url) as client:
         client.flushdb()
-    return url
+    return make_store_user(url, "of the tests")
 
 
 @pytest.fixture

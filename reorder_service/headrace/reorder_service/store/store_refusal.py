@@ -13,8 +13,8 @@ from redis.exceptions import (
     RedisError,
 )
 
-_RIGHTS = "~headrace:* +@all -@admin -@dangerous"
-"""What a user of Redis needs, as ACL SETUSER takes it."""
+RIGHTS = "~headrace:* -@all +@read +@write +@connection +eval +evalsha +script|load -@dangerous -@admin -@blocking +config|get"
+"""What a user of Redis needs, as ACL SETUSER takes it; docker/users.acl gives it no more."""
 
 
 def store_refusal(url: str, err: RedisError) -> str:
@@ -26,7 +26,7 @@ def store_refusal(url: str, err: RedisError) -> str:
             "HEADRACE_STORE as redis://USER:PASSWORD@HOST:PORT/DB, with %25, %40 and %2F for the %, @ and / of a password"
         )
     if isinstance(err, NoPermissionError):
-        return f"the Redis server at {url} forbids its user what a store needs ({_words(err)}): give the user {_RIGHTS}"
+        return f"the Redis server at {url} forbids its user what a store needs ({_words(err)}): give the user {RIGHTS}"
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
         return (
             f"the certificate of the Redis server at {url} is not trusted ({_words(err)}): name the file of its authority by "

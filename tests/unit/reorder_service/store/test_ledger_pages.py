@@ -106,7 +106,7 @@ async def test_going_back_is_the_same_with_pages_and_without(store: StateStore, 
     """To the middle of a page, to where one begins, and to the steps behind all of them; and on from there."""
     results = []
     for compacted in (False, True):
-        await store.database.client.flushdb()
+        await store.database.client.delete(*[key async for key in store.database.client.scan_iter()])
         await make_job(store, 4 * PAGE + 1)
         assert await compact(store) == 3 if compacted else True
         await store.rewind("job", step)

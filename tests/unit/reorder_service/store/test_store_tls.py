@@ -22,9 +22,7 @@ from headrace.identity import AUTHORITIES, CHAIN, KEY
 from headrace.reorder_service.store.state import StateStore
 from headrace.reorder_service.store.store_url import is_in_the_clear
 from tests.papers import make_cluster_papers
-from tests.redis_server import RedisServer
-
-RULES = ["reset", "on", ">p%ss", "~headrace:*", "+@all", "-@admin", "-@dangerous"]
+from tests.redis_server import RedisServer, make_store_user
 
 
 def make_certificate(folder: Path) -> tuple[Path, Path]:
@@ -73,7 +71,7 @@ async def tls_in_front(port: int, certificate: Path, key: Path, clients: Path | 
 
 async def test_a_store_is_reached_over_tls_by_a_user_with_a_password(server: RedisServer, tmp_path: Path) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.execute_command("ACL", "SETUSER", "headrace", *RULES)
+        make_store_user(server.url, "p%ss")
         client.execute_command("ACL", "SETUSER", "default", "off")
     certificate, key = make_certificate(tmp_path)
     async with tls_in_front(server.port, certificate, key) as port:
