@@ -92,7 +92,7 @@ async def test_who_asks_for_a_job_that_was_deleted_lately_is_told_so(start: Star
     for name in ("second", "third"):
         with pytest.raises(NotFoundError, match=f"^no job '{name}' here: it was deleted$"):
             await service.load(name)
-    with pytest.raises(NotFoundError, match="^no job 'first' here; there are: none;"):
+    with pytest.raises(NotFoundError, match=r"^no job 'first' here; there are: none;"):
         await service.load("first")
 
 
