@@ -78,6 +78,9 @@ $(VENV)/.docs: $(VENV)/.installed
 docs: $(VENV)/.docs  ## make the documentation's site in build/site, with references of commands, of a job's fields and of the library, and check its links (a minute)
 	@$(BIN)/python -m website
 
+links:  ## ask other hosts whether what pages link to is there, which needs the network (a minute)
+	@$(PYTHON) -m website.outer_links
+
 demo: setup  ## run the main job on the bundled example: one reorder service, two preprocessors, a pipeline of three trainers
 	@$(BIN)/headrace demo
 
@@ -119,8 +122,11 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 test-deploy: setup  ## run deploy/ on what is installed here: Slurm (as root), KUBEBUILDER_ASSETS=FOLDER of kube-apiserver and etcd, promtool, SKYPILOT_PYTHON=PYTHON; PART=slurm alone, which then has to be here (ten minutes)
 	@HEADRACE_DEPLOY_PART=$(PART) $(PYTEST) -m slow -rs tests/deploy $(if $(PART),-k $(PART))
 
-test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (some minutes)
-	@$(PYTEST) -m 'slow or not slow' tests/tutorials
+# Made again when the wheel is another one, which takes what README.md says of disk and time.
+STRANGER := $(CURDIR)/build/stranger
+test-tutorials: setup  ## install the wheel in an empty environment and run README.md and docs/tutorials there word for word, and the loops of docs/coming-from here (a quarter of an hour)
+	@$(BIN)/python -m tests.tutorials.empty_environment $(STRANGER)
+	@HEADRACE_TEST_EMPTY_ENVIRONMENT=$(STRANGER) $(PYTEST) -m 'slow or not slow' tests/tutorials
 
 unit: setup $(VENV)/.searches  ## the fast tests only
 	@$(PYTEST) -n 3 --dist loadfile tests/unit tests/architecture
@@ -259,4 +265,4 @@ page-pictures: setup $(VENV)/.browser  ## draw docs/pictures/page-*.png from the
 stubs: setup  ## generate proto/headrace/v1/*_pb2*.py from the .proto files
 	@$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=proto --pyi_out=proto --grpc_python_out=proto proto/headrace/v1/*.proto
 
-.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations test-deploy unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs test-tutorials pictures release
+.PHONY: page-pictures help setup lock demo sbom audit test suite test-slow test-integrations test-deploy unit lint style types layers format compose-test bench-planning bench-preprocess bench-loader bench-transport bench-recovery bench-pipeline bench-colocated bench-orchmllm bench-orchestrate bench-context bench-forecast bench-deployment gpu-check bench-scale bench-scale-large bench-ledger bench-page bench-ray simulate chaos chaos-trainer verify layouts layouts-table stubs docs links test-tutorials pictures release

@@ -15,7 +15,7 @@ from release.contents import check_contents
 from release.errors import ReleaseError
 from release.notes import notes
 from release.signing import sign, write_sums
-from release.tree import check_history, check_tags, checked_out, export
+from release.tree import check_history, check_tags, check_version, checked_out, export
 from release.trial import STEPS, try_out
 
 ROOT = Path(__file__).parents[1]
@@ -43,6 +43,7 @@ def release(root: Path, key: str, *, unsigned: bool) -> None:
     if not key and not unsigned:
         raise ReleaseError("nothing would be signed: name a key by RELEASE_KEY=KEY, or say UNSIGNED=1 to try it without")
     commit = checked_out(root)
+    check_version(commit.version)
     told = notes((root / "CHANGELOG.md").read_text(encoding="utf-8"), commit.version)
     check_tags(root, commit)
     check_history(root, commit.version)

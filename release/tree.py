@@ -36,6 +36,16 @@ def checked_out(root: Path) -> Commit:
     return Commit(name=name, epoch_s=int(epoch_s), version=project["version"])
 
 
+def check_version(version: str) -> None:
+    """Raise ReleaseError for the version that `pyproject.toml` has between releases, as 0.2.0.dev0."""
+    released, is_developed, _ = version.partition(".dev")
+    if is_developed:
+        raise ReleaseError(
+            f"{version} is what is developed: raise `version` in pyproject.toml to {released}, and see the other steps of a "
+            "release in CONTRIBUTING.md"
+        )
+
+
 def check_tags(root: Path, commit: Commit) -> None:
     """Raise ReleaseError where the version's tag is on another commit, or the commit has the tag of another version."""
     tag = f"v{commit.version}"

@@ -11,23 +11,34 @@ from release.errors import ReleaseError
 DEMO_TIMEOUT_S = 1200.0  # it compiles the planner first
 INSTALL_TIMEOUT_S = 3600.0  # of gigabytes, where torch comes with CUDA
 STEPS = 3
+ENVIRONMENT, HOME = "venv", "home"
+"""Names of the folders of the environment and of its user."""
+
+
+def install(wheel: Path, folder: Path) -> None:
+    """Make an environment in a new `folder`, and install a wheel without extras in it. Raises ReleaseError where pip cannot."""
+    (folder / HOME).mkdir(parents=True)
+    _run([sys.executable, "-m", "venv", str(folder / ENVIRONMENT)], INSTALL_TIMEOUT_S)
+    pip = folder / ENVIRONMENT / "bin" / "pip"
+    _run([str(pip), "install", "--quiet", "--disable-pip-version-check", str(wheel)], INSTALL_TIMEOUT_S)
+
+
+def variables(folder: Path) -> dict[str, str]:
+    """Return the variables of somebody who has nothing but what `install` has made in `folder`, and what a system has."""
+    return {"PATH": f"{folder / ENVIRONMENT / 'bin'}:/usr/bin:/bin", "HOME": str(folder / HOME)}
 
 
 def try_out(wheel: Path, version: str, folder: Path) -> str:
-    """Install a wheel without extras in a new `folder`, and run the demo in it; return what `headrace --version` said.
+    """Install a wheel in a new `folder`, and run the demo in it; return what `headrace --version` said.
 
     Raises ReleaseError where a command fails, or says something else than it must.
     """
-    home = folder / "home"
-    home.mkdir(parents=True)
-    _run([sys.executable, "-m", "venv", str(folder / "venv")], INSTALL_TIMEOUT_S)
-    commands = folder / "venv" / "bin"
-    _run([str(commands / "pip"), "install", "--quiet", "--disable-pip-version-check", str(wheel)], INSTALL_TIMEOUT_S)
-    alone = {"PATH": f"{commands}:/usr/bin:/bin", "HOME": str(home)}
-    said = _run([str(commands / "headrace"), "--version"], DEMO_TIMEOUT_S, home, alone).strip()
+    install(wheel, folder)
+    headrace, home, alone = folder / ENVIRONMENT / "bin" / "headrace", folder / HOME, variables(folder)
+    said = _run([str(headrace), "--version"], DEMO_TIMEOUT_S, home, alone).strip()
     if not said.startswith(f"headrace {version}, "):
         raise ReleaseError(f"`headrace --version` says {said!r} of the wheel of {version}")
-    told = _run([str(commands / "headrace"), "demo", "--steps", str(STEPS)], DEMO_TIMEOUT_S, home, alone)
+    told = _run([str(headrace), "demo", "--steps", str(STEPS)], DEMO_TIMEOUT_S, home, alone)
     if f"{STEPS} of {STEPS}" not in told:
         raise ReleaseError(f"`headrace demo --steps {STEPS}` ended without all of its steps: {told.strip()}")
     return said

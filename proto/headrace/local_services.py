@@ -68,9 +68,9 @@ class LocalServices:
         """Restart preprocessors that have ended, and say so. Raises HeadraceError where the reorder service has ended, or a
         preprocessor ends again and again."""
         if self._reorder.exit_code() is not None:
-            raise HeadraceError(f"the reorder service ended: {self._reorder.last_words()}")
+            raise HeadraceError(f"the {self._reorder.end()}")
         for process in self._preprocessors:
-            code = process.exit_code()
-            if code is not None:
+            if process.exit_code() is not None:
+                end = process.end()  # of this start, before the next one
                 process.restart()
-                say(f"{process.name} ended with {code}; started it again")
+                say(f"{end}; it was started again")

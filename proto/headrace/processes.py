@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from headrace.child_process import with_parent_death_signal
+from headrace.child_process import how_ended, with_parent_death_signal
 from headrace.errors import HeadraceError
 
 SILENT_S = 300.0  # a start without a line for so long has failed; the planner says every few seconds how far it is compiled
@@ -131,6 +131,12 @@ class Process:
     def last_words(self) -> str:
         """Return the last line of the process's log, and where the rest is."""
         return f"{''.join(self.last_lines(1)) or 'no word of it'} (log: {self.log})"
+
+    def end(self) -> str:
+        """Return in a sentence how the process has ended, what it wrote last, and where the rest is."""
+        code = self.exit_code()
+        assert code is not None, "it runs"
+        return f"{self.name} {how_ended(code)}: {self.last_words()}"
 
     def terminate(self) -> None:
         """Ask the process to end, if it runs."""

@@ -98,6 +98,18 @@ def test_the_demo_s_ledger_survives_a_killed_preprocessor_and_another_strategy(d
 
 
 @pytest.mark.slow
+def test_a_killed_trainer_is_named_with_its_log(tmp_path: Path) -> None:
+    with started_demo(tmp_path) as demo:
+        family = sorted(descendants(demo.pid))
+        victim = next(pid for pid in family if b"RANK=1" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        os.kill(victim, signal.SIGKILL)
+        _, err = demo.communicate(timeout=100)
+    assert demo.returncode == 1
+    assert "trainer 1 was ended by SIGKILL: " in err
+    assert f"(log: {tmp_path / 'trainer-1.log'})" in err
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
     with started_demo(tmp_path) as demo:
         family = descendants(demo.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,19 @@ def test_jobs_are_submitted_watched_and_ended_from_python(job: trainer.LocalJob,
             jobs.submit({"name": "x", "sources": [{"path": "x"}], "global_batch": 0})
         with pytest.raises(ConflictError, match="exists with another spec"):
             jobs.submit(parse_spec({"name": "local", "sources": [{"path": "elsewhere"}]}))
+
+
+def test_a_killed_preprocessor_is_started_again_and_told_with_its_log(
+    job: trainer.LocalJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.kill(job.pids[1], signal.SIGKILL)
+    deadline_s = time.monotonic() + 30
+    while not caplog.messages:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)  # polls a real process
+    [told] = caplog.messages
+    assert re.fullmatch(r"preprocessor 0 was ended by SIGKILL: .* \(log: (.*)\); it was started again", told)
+    assert Path(told.partition("(log: ")[2].partition(")")[0]).is_file()
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def main(page: Path) -> int:
             except AssertionError as err:
                 code, said = 1, f"DIFFERS: {err}"
             took_s = time.monotonic() - began_s
-            print(f"\n=== line {block.line}, {took_s:.1f} s\n{block.file or block.text}---\n{said}", flush=True)
+            print(f"\n=== {block.place()}, {took_s:.1f} s\n{block.file or block.text}---\n{said}", flush=True)
     return code
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.main import _parse
-from tests.tutorials.tutorial_page import blocks, missing
+from tests.tutorials.tutorial_page import ROOT, blocks, headrace_commands
 from tests.tutorials.tutorial_session import run_page
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 
 
@@ -32,23 +31,10 @@ def test_the_first_steps_of_a_data_engineer_do_what_they_say(tmp_path: Path) -> 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_headrace_takes_every_command(page: Path) -> None:
     """Also in `make test`, which runs none of them: an option that was renamed shows here."""
-    lines = [line for block in blocks(page) if block.language == "bash" for line in block.text.replace("\\\n", " ").splitlines()]
-    commands = [found for line in lines for found in _commands(line)]
+    commands = [found for block in blocks(page) if block.language == "bash" for found in headrace_commands(block.text)]
     assert len(commands) > 5
     for command in commands:
         _parse(command)
-
-
-def _commands(line: str) -> Iterator[list[str]]:
-    """Yield the arguments of each headrace command in a line of a shell."""
-    lexer = shlex.shlex(line.replace(" 2>", " >"), posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    words = list(lexer)
-    for place, word in enumerate(words[:-1]):
-        if word in ("headrace", "me") and words[place + 1].isalpha():
-            rest = words[place + 1 :]
-            end = next((at for at, other in enumerate(rest) if set(other) <= set("<>|&;()")), len(rest))
-            yield rest[:end]
 
 
 def test_a_block_is_run_saved_or_compared(tmp_path: Path) -> None:
@@ -57,8 +43,25 @@ def test_a_block_is_run_saved_or_compared(tmp_path: Path) -> None:
         "```python\n# a/b.py\nx = 1\n```\n\n```bash\nls\n```\n\n<!-- numbers may differ -->\n```text\nb 17.5\n...\nc…d\n```\n"
     )
     saved, run = blocks(page)
-    assert (saved.file, saved.text) == ("a/b.py", "# a/b.py\nx = 1\n")
+    assert (saved.file, saved.text, saved.place()) == ("a/b.py", "# a/b.py\nx = 1\n", "page.md:2")
     assert (run.file, run.text, run.expected, run.numbers_differ) == ("", "ls\n", ("b 17.5", "...", "c…d"), True)
-    assert missing(run.expected, "b  3\nother\ncXYd\n", numbers_differ=True) == []
-    assert missing(run.expected, "cXYd\nb 3\n", numbers_differ=True) == ["c…d"]
-    assert missing(run.expected, "b 3\ncXYd\n", numbers_differ=False) == ["b 17.5"]
+    assert run.lacking("b  3\nother\ncXYd\n") == []
+    assert run.lacking("cXYd\nb 3\n") == ["page.md:14: c…d"]
+    assert replace(run, numbers_differ=False).lacking("b 3\ncXYd\n") == ["page.md:12: b 17.5"]
+
+
+@pytest.mark.parametrize(
+    ("language", "lines", "sentence"),
+    [
+        ("bash", ["true", "false || true", "x=1", "test $x = 2"], "page.md:6: exit code 1 of test $x = 2\n"),
+        ("bash", ["f() { return 3; }", "f | cat", "f"], "page.md:5: exit code 3 of "),
+        ("bash", ["exit 1"], "page.md:3 ends the shell"),
+        ("python", ["x = 1", "", "print(y)"], "page.md:5: exit code 1 of this Python"),
+        ("bash", ["echo a"], "page.md:3 does not print\npage.md:7: b\nbut\na\n"),
+    ],
+)
+def test_what_goes_wrong_is_told_with_page_and_line(language: str, lines: list[str], sentence: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(["# Page", f"```{language}", *lines, "```", "```text", "a", "b", "```", ""]))
+    with pytest.raises(AssertionError, match=rf"^{re.escape(sentence)}"):
+        run_page(page, tmp_path)

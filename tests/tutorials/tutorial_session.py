@@ -11,32 +11,38 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.tutorials.tutorial_page import Block, blocks, missing
+from release.trial import variables
+from tests.tutorials.tutorial_page import Block, blocks
 from tests.wire import free_ports
 
+EMPTY_ENVIRONMENT = "HEADRACE_TEST_EMPTY_ENVIRONMENT"
+"""Variable that names a folder of `tests.tutorials.empty_environment`: pages are for somebody who has nothing else. Without it
+they are for a developer, whose environment is that of the tests."""
 PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101)
-"""That the pages name."""
+"""That the tutorials name."""
 COLUMNS = "100"  # of the tables that the pages show
 BLOCK_S = 400.0  # the longest that one block may take on a machine that others use
 END_S = 20.0  # until what still runs is killed
 _FAILED = "@failed@"
 _DONE = "@done@"
+_LINE_OF_PYTHON = re.compile(r'^  File "<stdin>", line (\d+)', re.MULTILINE)
 
 
 class Session:
-    """A bash of its own process group in `folder`. What a block starts and leaves running is ended with it."""
+    """A bash of its own process group in an empty folder. What a block starts and leaves running is ended with it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ports: Sequence[int] = PORTS) -> None:
+        """`folder`: where the empty one is made. `ports`: those of the page in whose place are free ones."""
         self._folder = folder / "work"
         self._blocks = folder / "blocks"
         for made in (self._folder, self._blocks):
             made.mkdir()
-        self._ports = dict(zip(map(str, PORTS), map(str, free_ports(len(PORTS))), strict=True))
+        self._ports = dict(zip(map(str, ports), map(str, free_ports(len(ports))), strict=True))
         self._count = 0
         self._bash = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
@@ -52,7 +58,7 @@ class Session:
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
-        self._say(f"trap 'echo \"{_FAILED} $? $BASH_COMMAND\"' ERR")
+        self._say(f"trap 'echo \"{_FAILED} $? $LINENO $BASH_COMMAND\"' ERR")
 
     def __enter__(self) -> Self:
         return self
@@ -87,26 +93,27 @@ class Session:
             self._say(f"python - < {script}")
         output, failures = self._heard(block)
         output = _replaced(output, {given: named for named, given in self._ports.items()})
-        assert not failures, f"line {block.line}: {failures}\n{output}"
-        lacking = missing(block.expected, output, numbers_differ=block.numbers_differ)
-        assert not lacking, "\n".join([f"line {block.line} does not print", *lacking, "but", output])
+        assert not failures, "\n".join([*(_failure(block, *failure, output) for failure in failures), output])
+        lacking = block.lacking(output)
+        assert not lacking, "\n".join([f"{block.place()} does not print", *lacking, "but", output])
         return output
 
-    def _heard(self, block: Block) -> tuple[str, list[str]]:
-        """Return what bash writes until the block is over, and the commands of it that failed with their exit codes."""
+    def _heard(self, block: Block) -> tuple[str, list[tuple[str, ...]]]:
+        """Return what bash writes until the block is over, and of each command that failed exit code, line and words."""
         self._say(f"printf '\\n{_DONE} {self._count}\\n'")
-        deadline, lines, failures = time.monotonic() + BLOCK_S, list[str](), list[str]()
+        deadline, lines, failures = time.monotonic() + BLOCK_S, list[str](), list[tuple[str, ...]]()
         while True:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"line {block.line} takes more than {BLOCK_S:g} s\n{''.join(lines)}") from None
+                raise AssertionError(f"{block.place()} takes more than {BLOCK_S:g} s\n{''.join(lines)}") from None
             if line is None:
-                raise AssertionError(f"line {block.line} ends the shell\n{''.join(lines)}")
+                raise AssertionError(f"{block.place()} ends the shell\n{''.join(lines)}")
             if line == f"{_DONE} {self._count}\n":
                 return "".join(lines), failures
             if line.startswith(_FAILED):
-                failures += [line.removeprefix(_FAILED).strip()] if " source /" not in line else []  # once, by its own line
+                failed = tuple(line.removeprefix(_FAILED).split(maxsplit=2))
+                failures += [failed] if not failed[-1].startswith("source /") else []  # once, by its own line
             else:
                 lines.append(line)
 
@@ -132,11 +139,20 @@ def run_page(page: Path, folder: Path, *, until: str = "") -> None:
 
 
 def _environment() -> dict[str, str]:
-    """That of a newcomer: nothing of Headrace's is set, and its commands are found."""
+    """Nothing of Headrace's is set, and its commands are found."""
+    if folder := os.environ.get(EMPTY_ENVIRONMENT):
+        return variables(Path(folder)) | {"COLUMNS": COLUMNS, "LANG": "C.UTF-8"}
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HEADRACE_", "PYTEST_"))}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
     return kept | {"PATH": path, "COLUMNS": COLUMNS, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+def _failure(block: Block, code: str, line: str, command: str, output: str) -> str:
+    """Return in a line what failed where: of bash it is told, of Python it is read from the traceback in the output."""
+    found = [line] if block.language == "bash" else _LINE_OF_PYTHON.findall(output)
+    place = block.place(int(found[-1])) if found else block.place()
+    return f"{place}: exit code {code} of {command if block.language == 'bash' else 'this Python'}"
+
+
 def _replaced(text: str, names: Mapping[str, str]) -> str:
-    return re.sub(rf"\b(?:{'|'.join(names)})\b", lambda found: names[found[0]], text)
+    return text if not names else re.sub(rf"\b(?:{'|'.join(names)})\b", lambda found: names[found[0]], text)

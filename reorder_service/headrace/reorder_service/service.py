@@ -31,6 +31,7 @@ from headrace.validation_spec import is_evaluation_of
 LOOK_SHARE = 0.02  # the largest share of the time that may go into watching the preprocessors
 KEPT_FINISHED = 16  # finished jobs that stay in memory; all others are loaded when somebody asks for them
 UNUSED_S = 30.0  # after which nobody holds a finished job of which nobody has asked: longer than any call
+_REMEMBERED = 1_000  # names of deleted jobs
 _NAMED = 20  # jobs named to somebody who asks for one that there is not
 
 FLEET_SETTLE_S = 5.0  # from the first preprocessor to the last of those that come back to a new leader (headrace.herd)
@@ -65,6 +66,8 @@ class ReorderService:
         """The trainer nodes of each job, by job name; none connect unless the job is trained by recoverable pipelines."""
         self.set_aside: dict[str, str] = {}
         """Job -> a sentence why its record cannot be read. Such a job stays as it is, and all others go on."""
+        self._deleted: dict[str, None] = {}
+        """The jobs that were deleted last, in this order: whoever still asks for one is told so."""
         self.turns = LoopTurns()
         """Turns of the event loop for what is done for one of very many peers: `FOR_RANKS` before `FOR_PREPROCESSORS`."""
         self.num_relays = 0
@@ -137,6 +140,7 @@ class ReorderService:
             self._check_room_for(spec.name, known.state)
             if await self.store.create_job(spec.name, spec.to_json(), spec.to_peer_json()):
                 self.set_aside.pop(spec.name, None)
+                self._deleted.pop(spec.name, None)
                 await self._drop_lost(spec.name)
                 of = {"job": spec.name, "strategy": spec.strategy, "global_batch": spec.global_batch, "peer": peer or None}
                 log.info("submitted %s", pairs(**of))
@@ -179,6 +183,8 @@ class ReorderService:
         except KeyError:
             if job in self.set_aside:
                 raise ConflictError(self.set_aside[job]) from None
+            if job in self._deleted:
+                raise NotFoundError(f"no job {job!r} here: it was deleted") from None
             names = sorted(self.running_jobs())
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             known = (", ".join(names[:_NAMED]) or "none") + more
@@ -226,6 +232,9 @@ class ReorderService:
                     raise ConflictError(unfinished(job, run.cursor.state))
                 await self.store.finished.delete(job, even_unfinished=job in self.set_aside)
                 self.set_aside.pop(job, None)
+                self._deleted[job] = None
+                if len(self._deleted) > _REMEMBERED:
+                    del self._deleted[next(iter(self._deleted))]
                 if run is not None:
                     run.sessions.end_all(NotFoundError(f"job {job!r} was deleted"))
                     await self._forget(job)

@@ -9,7 +9,7 @@ import pytest
 
 from release.__main__ import main
 from release.errors import ReleaseError
-from release.tree import check_history, check_tags, checked_out, export
+from release.tree import check_history, check_tags, check_version, checked_out, export
 
 AUTHOR = ["-c", "user.name=a", "-c", "user.email=a@example.com", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
 
@@ -48,6 +48,14 @@ def test_what_differs_from_the_commit_is_named(clone: Path, file: str) -> None:
     (clone / "z").touch()
     with pytest.raises(ReleaseError, match=rf"because of {file} and 1 others: commit or remove"):
         checked_out(clone)
+
+
+def test_what_is_developed_is_no_release(clone: Path) -> None:
+    check_version(checked_out(clone).version)
+    with pytest.raises(
+        ReleaseError, match=r"^0\.2\.0\.dev0 is what is developed: raise `version` in pyproject\.toml to 0\.2\.0,"
+    ):
+        check_version("0.2.0.dev0")
 
 
 def test_what_is_exported_is_the_commit(clone: Path, tmp_path: Path) -> None:

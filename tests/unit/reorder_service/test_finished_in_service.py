@@ -82,6 +82,20 @@ async def test_a_deleted_job_is_gone_for_everybody(start: Start) -> None:
     assert again.key != run.key
 
 
+async def test_who_asks_for_a_job_that_was_deleted_lately_is_told_so(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a trainer does that had not heard of its end, or a person who watches it."""
+    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    service = await start()
+    for name in ("first", "second", "third"):
+        await finish(service, name)
+        await service.delete(name)
+    for name in ("second", "third"):
+        with pytest.raises(NotFoundError, match=f"^no job '{name}' here: it was deleted$"):
+            await service.load(name)
+    with pytest.raises(NotFoundError, match=r"^no job 'first' here; there are: none;"):
+        await service.load("first")
+
+
 @pytest.mark.parametrize("end", ["done", "cancelled"])
 async def test_the_name_of_a_deleted_job_begins_anew(end: str, start: Start) -> None:
     service = await start()

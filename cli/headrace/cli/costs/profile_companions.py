@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from headrace.child_process import how_ended, last_words
 from headrace.cli.costs.profile_measuring import MEASURING
 from headrace.errors import UserError
 from headrace.processes import POLL_S, Process, ProcessGroup
@@ -39,8 +40,9 @@ def companions(args: argparse.Namespace, count: int) -> Iterator[None]:
 
 def _check(group: ProcessGroup) -> None:
     for process in group.processes:
-        if process.exit_code() is not None:
-            raise UserError(f"a process that --beside asks for ended: {process.last_words()}")
+        if (code := process.exit_code()) is not None:
+            words = last_words(process.log.read_text(encoding="utf-8", errors="replace").splitlines())
+            raise UserError(f"a process that --beside asks for {how_ended(code)}: {words}")
 
 
 def _arguments(args: argparse.Namespace, out: Path) -> list[str]:

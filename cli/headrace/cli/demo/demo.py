@@ -173,7 +173,7 @@ def _run_processes(spec: JobSpec, num_preprocessors: int, transport: str, out: P
                     if state_name(status) == "failed":  # trainers that still start would take half a minute to notice it
                         raise JobFailedError(status.message)
                 time.sleep(POLL_S)
-            for rank in ranks:
+            for rank in sorted(ranks, key=lambda rank: rank.exit_code() or 0):  # one that a signal has ended first: others follow
                 _check_trainer(rank, client, job)
             summary = summarise(client, job)
             summary["picture"] = _draw(client, job, out)
@@ -193,8 +193,8 @@ def _check_trainer(trainer: Any, client: JobsClient, job: str) -> None:
     if trainer.exit_code():
         message = client.show(job).message
         if message:
-            raise JobFailedError(message)
-        raise HeadraceError(f"the trainer ended with exit code {trainer.exit_code()}: {trainer.last_words()}")
+            raise JobFailedError(f"{message} (log of {trainer.name}: {trainer.log})")
+        raise HeadraceError(trainer.end())
 
 
 def _draw(client: JobsClient, job: str, out: Path) -> str | None:

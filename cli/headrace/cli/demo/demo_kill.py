@@ -106,7 +106,7 @@ class _Run:
         for number, process in enumerate(processes):
             killed = number == VICTIM and self.killed_after is not None
             if process.exit_code() and not killed:
-                raise HeadraceError(f"{process.name} ended with exit code {process.exit_code()}: {process.last_words()}")
+                raise HeadraceError(process.end())
 
 
 def _recovery_note(recovery: Any, seen_s: float) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from headrace.child_process import with_parent_death_signal
+from headrace.child_process import last_words, with_parent_death_signal
 from headrace.cli.planning.outcome import Outcome
 from headrace.cli.planning.tracks import Tracks, tracks_of_places
 from headrace.errors import HeadraceError
@@ -173,8 +173,7 @@ class EmulatedRanks:
         return Path(self._folder.name) / f"rank-{number}.log"
 
     def _last_words(self, number: int) -> str:
-        lines = self._log(number).read_text(encoding="utf-8", errors="replace").split("\n")
-        words = next((line for line in reversed(lines) if line.strip()), "no word of it")
+        words = last_words(self._log(number).read_text(encoding="utf-8", errors="replace").splitlines())
         return f"process {number} of the emulated pipeline ended: {words}"
 
     def __enter__(self) -> Self:

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
+from headrace.child_process import how_ended
 from headrace.cli.ray_engine.hosted_fleet import Hosted, Pauses, surplus
 from headrace.cli.ray_engine.ray_actor import ActorState, HostedPreprocessor
 from headrace.cli.ray_engine.ray_options import RaySettings
@@ -117,7 +118,7 @@ class RayFleet:
         actor.hosted = former.answered(now_s, node=state.node, endpoint=state.endpoint)
         if state.exit_code is not None:
             is_ours = state.exit_code == USER_ERROR
-            self._lost(actor, now_s, f"it ended with exit code {state.exit_code}: {state.last_words}", is_ours=is_ours)
+            self._lost(actor, now_s, f"it {how_ended(state.exit_code)}: {state.last_words}", is_ours=is_ours)
         elif state.endpoint and not former.endpoint:
             self._pauses.note_success()
             self._say("started", preprocessor=former.number, node=state.node, endpoint=state.endpoint)

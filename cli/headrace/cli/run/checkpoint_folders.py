@@ -32,12 +32,13 @@ def check_to_save(folder: Path) -> None:
         ) from err
 
 
-def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
+def check_to_resume(folder: Path, *, is_saved_to: bool = False, job: str | None = None, model: str | None = None) -> None:
     """Raise UserError where a folder has no checkpoint to go on from; log where its newest one is not whole, and an older is.
 
     is_saved_to: whether it is the folder that the run saves to, which needs no checkpoint: without one training begins anew.
+    job, model: what is trained, where a checkpoint of anything else is refused, before the job goes back to its step; None: any.
     """
-    from headrace.trainer.pipeline.checkpoint_files import complete_steps, step_folder
+    from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, Checkpoint, complete_steps, step_folder
 
     try:
         _check_names("--resume", folder)
@@ -61,6 +62,18 @@ def check_to_resume(folder: Path, *, is_saved_to: bool = False) -> None:
     whole = step_folder(folder, complete[-1]).name
     if newest > whole:
         log.warning("the newest checkpoint is not whole, and an older one is taken %s", pairs(newest=newest, taken=whole))
+    saved = Checkpoint(folder, complete[-1]).loader
+    if job is not None and saved.get("job", job) != job:
+        raise UserError(
+            f"--resume {folder} has checkpoints of job {saved['job']!r}, and this is job {job!r}: name the folder that {job!r} "
+            "was saved to"
+        )
+    saved_model = saved.get(TRAINING_RECORD, {}).get("model", model)
+    if model is not None and saved_model != model:
+        raise UserError(
+            f"--resume {folder} has checkpoints of the model {saved_model}, and {model} is to be trained: say --model "
+            f"{saved_model}, or name the folder of a run of {model}"
+        )
 
 
 def _check_names(option: str, folder: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from headrace.child_process import with_parent_death_signal
+from headrace.child_process import how_ended, with_parent_death_signal
 from headrace.cli.run.processors import shares
 from headrace.errors import UserError
 from headrace.launcher_variables import local_num_ranks, local_rank
@@ -90,7 +90,7 @@ def _follow(processes: Sequence[subprocess.Popen[bytes]], node: str) -> int:
         time.sleep(POLL_S)
     code = processes[first].returncode
     if code:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = how_ended(code)
         print(f"headrace train: process {first} of node {node} {how}: the others end with it", file=sys.stderr, flush=True)
     _await_end(processes, LOSS_S if code else END_S)
     failed = [process.returncode for process in (processes[first], *processes) if process.returncode]

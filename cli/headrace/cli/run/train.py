@@ -220,6 +220,7 @@ def run(args: argparse.Namespace) -> int:
         # imported here because it takes three seconds, which a wrong argument need not wait for
         from headrace.trainer.devices import local_device
         from headrace.trainer.loading.relay import check_relay
+        from headrace.trainer.models.adapted_units import HuggingFaceUnits
         from headrace.trainer.optimizer_spec import OptimizerSpec, load_optimizer_yaml
         from headrace.trainer.pipeline.beginning import goes_on
         from headrace.trainer.pipeline.pipeline_training import train_pipeline
@@ -235,7 +236,13 @@ def run(args: argparse.Namespace) -> int:
         if args.checkpoint is not None:
             check_to_save(args.checkpoint)
         if args.resume is not None:
-            check_to_resume(args.resume, is_saved_to=args.nodes is None and goes_on(args.resume, args.checkpoint))
+            is_named = topology is not None and topology.model == HuggingFaceUnits()  # else folders say what the model is
+            check_to_resume(
+                args.resume,
+                is_saved_to=args.nodes is None and goes_on(args.resume, args.checkpoint),
+                job=spec.name if args.nodes is None else None,
+                model=args.model or spec.model if is_named else None,
+            )
         job = client.submit(_spec_of(args, spec, topology)) if args.submit else args.job
         if args.submit and args.topology is None and topology is not None:  # the job may be planned for others by now
             topology = _pipeline(args, client.spec(job))

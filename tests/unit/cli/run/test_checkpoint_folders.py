@@ -5,18 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from headrace.cli.run.checkpoint_folders import check_to_resume, check_to_save
 from headrace.errors import UserError
-from headrace.trainer.pipeline.checkpoint_files import TensorKey, step_folder, write
+from headrace.trainer.pipeline.checkpoint_files import TRAINING_RECORD, TensorKey, step_folder, write
 
 
-def save(folder: Path, step: int, of: int = 1) -> Path:
+def save(folder: Path, step: int, of: int = 1, **loader: Any) -> Path:
     """A checkpoint, of `of` ranks the first one's file; that file."""
-    write(folder, step, 0, of, {}, {TensorKey(name="layer.weight", kind="weight"): torch.zeros(4)})
+    write(folder, step, 0, of, loader, {TensorKey(name="layer.weight", kind="weight"): torch.zeros(4)})
     return step_folder(folder, step) / f"0-of-{of}.arrow"
 
 
@@ -105,3 +106,22 @@ def test_that_no_checkpoint_of_it_is_whole_is_said(tmp_path: Path, caplog: pytes
     check_to_resume(tmp_path, is_saved_to=True)
     assert "no checkpoint is whole, and what there is will be removed" in caplog.text
     assert "newest=step-00000003" in caplog.text
+
+
+def test_a_checkpoint_of_another_job_or_model_is_refused_before_the_job_goes_back_to_it(tmp_path: Path) -> None:
+    save(tmp_path, 3, job="first", **{TRAINING_RECORD: {"model": "tiny"}})
+    check_to_resume(tmp_path, job="first", model="tiny")
+    check_to_resume(tmp_path)
+    with pytest.raises(
+        UserError, match=r"has checkpoints of job 'first', and this is job 'second': name the folder that 'second'"
+    ):
+        check_to_resume(tmp_path, job="second", model="tiny")
+    with pytest.raises(
+        UserError, match=r"has checkpoints of the model tiny, and small is to be trained: say --model tiny, or name"
+    ):
+        check_to_resume(tmp_path, job="first", model="small")
+
+
+def test_a_checkpoint_of_a_release_that_did_not_note_the_model_is_taken(tmp_path: Path) -> None:
+    save(tmp_path, 3, job="first")
+    check_to_resume(tmp_path, job="first", model="small")
