@@ -116,7 +116,7 @@ test-integrations:  ## train by the loops of other libraries and beside a Ray cl
 	@$(INTEGRATIONS)/bin/pytest -m slow tests/frameworks --ignore tests/frameworks/test_torchtitan.py
 	@$(TORCHTITAN)/bin/pytest -m slow tests/frameworks/test_torchtitan.py
 
-test-tutorials: setup  ## run docs/tutorials word for word, and the loops of docs/coming-from (some minutes)
+test-tutorials: setup  ## run docs/tutorials and docs/orchestrate.md word for word, and the loops of docs/coming-from (some minutes)
 	@$(PYTEST) -m 'slow or not slow' tests/tutorials
 
 unit: setup $(VENV)/.searches  ## the fast tests only
@@ -182,7 +182,7 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-orchmllm: setup  ## measure plans for ranks that meet after every phase, beside what OrchMLLM's paper reports: steps of its models are SIMULATED, four small ranks train (four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchmllm
 
-bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (some ten minutes)
+bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and small placements, EMULATED and one trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (some ten minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
 bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (some minutes)
