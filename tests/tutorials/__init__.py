@@ -1,4 +1,4 @@
-"""The pages of docs/tutorials and docs/coming-from, carried out word for word.
+"""The pages of docs/tutorials and docs/coming-from, and docs/orchestrate.md, carried out word for word.
 
     tutorial_page.py      what a page's blocks are: run, saved in a file, or compared with an output
     tutorial_session.py   one bash, in which the blocks of a page run one after the other

@@ -1,4 +1,4 @@
-"""What docs/tutorials says happens."""
+"""What docs/tutorials and docs/orchestrate.md say happens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tutorials.tutorial_page import blocks, missing
 from tests.tutorials.tutorial_session import run_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ROOT / "docs" / "orchestrate.md"]
 
 
 @pytest.mark.slow

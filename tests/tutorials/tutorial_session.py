@@ -19,8 +19,9 @@ from typing import Self
 from tests.tutorials.tutorial_page import Block, blocks, missing
 from tests.wire import free_ports
 
-PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101)
+PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101, 29500)
 """That the pages name."""
+EXAMPLES = Path(__file__).parents[2] / "examples"
 COLUMNS = "100"  # of the tables that the pages show
 BLOCK_S = 400.0  # the longest that one block may take on a machine that others use
 END_S = 20.0  # until what still runs is killed
@@ -29,13 +30,15 @@ _DONE = "@done@"
 
 
 class Session:
-    """A bash of its own process group in `folder`. What a block starts and leaves running is ended with it."""
+    """A bash of its own process group in `folder`, where `examples` are as in a clone. What a block starts and leaves running is
+    ended with it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "work"
         self._blocks = folder / "blocks"
         for made in (self._folder, self._blocks):
             made.mkdir()
+        (self._folder / EXAMPLES.name).symlink_to(EXAMPLES)
         self._ports = dict(zip(map(str, PORTS), map(str, free_ports(len(PORTS))), strict=True))
         self._count = 0
         self._bash = subprocess.Popen(
