@@ -23,6 +23,8 @@ from headrace.cli.example import example_data
 from headrace.errors import HeadraceError
 
 MODEL, DEVICE, GPUS, GLOBAL_BATCH = "qwen2.5-vl-3b", "a40", 4, 32
+CHECKPOINTED = "vision"
+"""Whose activations of a whole step are more than a GPU holds."""
 STEPS = 3
 """That the command emulates, and batches by which placements are judged."""
 PLACEMENTS: Mapping[str, Sequence[str]] = {
@@ -32,7 +34,7 @@ PLACEMENTS: Mapping[str, Sequence[str]] = {
 }
 """By name, with further options: pipelines of the LLM that have bubbles."""
 GOAL_PERCENT = 5.0
-LONGEST_S = 120.0
+LONGEST_S = 180.0
 
 
 def sections() -> Iterator[Section]:
@@ -50,8 +52,8 @@ def sections() -> Iterator[Section]:
 def _rows(commands: CommandRuns, placement: str) -> list[Row]:
     out = commands.folder / placement
     place = ["orchestrate", "--model", MODEL, "--data", str(example_data()), "--device", DEVICE, "--gpus", str(GPUS)]
-    place += ["--global-batch", str(GLOBAL_BATCH), "--allow-small-batch", "--batches", str(STEPS), "--searches", ""]
-    place += ["--placements", placement, *PLACEMENTS[placement], "--out", str(out)]
+    place += ["--global-batch", str(GLOBAL_BATCH), "--allow-small-batch", "--checkpointing", CHECKPOINTED]
+    place += ["--searches", "", "--placements", placement, *PLACEMENTS[placement], "--batches", str(STEPS), "--out", str(out)]
     try:
         commands.run(f"place {placement}", place)
         found = json.loads((out / "placement.json").read_text(encoding="utf-8"))
