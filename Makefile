@@ -124,7 +124,7 @@ test-deploy: setup  ## run deploy/ on what is installed here: Slurm (as root), K
 
 # Made again when the wheel is another one, which takes what README.md says of disk and time.
 STRANGER := $(CURDIR)/build/stranger
-test-tutorials: setup  ## install the wheel in an empty environment and run README.md and docs/tutorials there word for word, and the loops of docs/coming-from here (a quarter of an hour)
+test-tutorials: setup  ## install the wheel in an empty environment and run README.md, docs/tutorials and docs/orchestrate.md there word for word, and the loops of docs/coming-from here (a quarter of an hour)
 	@$(BIN)/python -m tests.tutorials.empty_environment $(STRANGER)
 	@HEADRACE_TEST_EMPTY_ENVIRONMENT=$(STRANGER) $(PYTEST) -m 'slow or not slow' tests/tutorials
 
@@ -191,7 +191,7 @@ bench-colocated: setup  ## measure plans for ranks that have all units, beside a
 bench-orchmllm: setup  ## measure plans for ranks that meet after every phase, beside what OrchMLLM's paper reports: steps of its models are SIMULATED, four small ranks train (four minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchmllm
 
-bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and a small placement that is trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (some ten minutes)
+bench-orchestrate: setup  ## measure searches for a placement and encoders in an LLM's bubbles, beside what papers report, and small placements, EMULATED and one trained for real: leave the machine alone meanwhile; all other steps are SIMULATED (some ten minutes)
 	@NUMBA_NUM_THREADS=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m benchmarks.orchestrate
 
 bench-context: setup  ## measure context parallelism: distributions of blocks, a rank's attention, and SIMULATED steps with a degree for each sample (some minutes)

@@ -1,6 +1,7 @@
 """`python -m benchmarks.orchestrate`: searches for a placement, and encoders in an LLM's bubbles, beside what papers report.
 
-Times of searches are measured, on one core; what they find is SIMULATED or a formula's. One small placement is trained for real.
+Times of searches are measured, on one core; what they find is SIMULATED or a formula's. Small placements are EMULATED, and one is
+trained for real.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from benchmarks.orchestrate import cost_tables, optimus, real_run, searches
+from benchmarks.orchestrate import cost_tables, emulated_run, optimus, real_run, searches
 from benchmarks.report import RESULTS, Report, Section
 
-PARTS = ("papers", "cost-tables", "real-run", "optimus")
+PARTS = ("papers", "cost-tables", "emulated-run", "real-run", "optimus")
 
 
 def main() -> None:
@@ -30,6 +31,7 @@ def main() -> None:
     parts: dict[str, Callable[[], Iterable[Section]]] = {
         "papers": lambda: searches.sections(quick=options.quick),
         "cost-tables": lambda: cost_tables.sections(quick=options.quick),
+        "emulated-run": emulated_run.sections,
         "real-run": lambda: real_run.sections(quick=options.quick),
         "optimus": optimus.sections,
     }

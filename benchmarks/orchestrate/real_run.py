@@ -11,7 +11,6 @@ import json
 import os
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.forecast.live_job import await_end, step_times, train
+from benchmarks.forecast.live_job import step_times, train
+from benchmarks.orchestrate.command_runs import CommandRuns
 from benchmarks.preprocess.services import services
 from benchmarks.report import Row, Section, at_most, failed
 from benchmarks.timing import progress
@@ -27,7 +27,6 @@ from headrace.cli.example import example_data
 from headrace.cli.orchestrate.placement_files import JOB
 from headrace.cli.progress_bar import PLAIN_INTERVAL_S, told_every
 from headrace.errors import HeadraceError
-from headrace.processes import Process, ProcessGroup
 from headrace.spec import parse_spec
 
 MODEL, DATA = "tiny", "charts-*.tar"
@@ -96,7 +95,7 @@ class RealRun:
 
     def __init__(self, folder: Path, effort: Effort) -> None:
         self._folder, self._effort = folder, effort
-        self._ends_s = time.monotonic() + effort.longest_s
+        self._commands = CommandRuns("real run", folder, effort.longest_s)
 
     def rows(self) -> list[Row]:
         """Profile, place and train.
@@ -144,19 +143,20 @@ class RealRun:
         """Measure the services and the model; return how exactly the times of its units are known, in words."""
         effort = self._effort
         bench = ["bench", "services", *self._job, "--steps", str(effort.service_steps), "--format", "json"]
-        cluster = MACHINE | json.loads(self._ran("services", bench))["cluster"]
+        cluster = MACHINE | json.loads(self._commands.run("services", bench))["cluster"]
         (self._folder / "machine.yaml").write_text(yaml.safe_dump(cluster), encoding="utf-8")
         profile = ["profile", MODEL, "--units", "vision,llm", "--threads", "1", "--vocab", str(VOCABULARY)]
         profile += ["--tokens", effort.tokens, "--repeats", str(effort.rounds), "--within", str(effort.within)]
         profile += ["--seconds", str(effort.profile_s), "--beside", str(CORES - 1), "--out", str(self._costs)]
-        self._ran("profile", profile)
+        self._commands.run("profile", profile)
         return str(json.loads(self._costs.read_text(encoding="utf-8"))["measured_on"]["uncertainty"])
 
     def _placed(self) -> dict[str, Any]:
         """Place the model on this machine's cores; return the content of placement.json."""
         out = self._folder / "plan"
         place = ["orchestrate", "--model", MODEL, "--data", *self._job, "--cluster", str(self._folder / "machine.yaml")]
-        self._ran("placement", [*place, "--coefficients", str(self._costs), "--placements", "disaggregated", "--out", str(out)])
+        place += ["--coefficients", str(self._costs), "--placements", "disaggregated", "--out", str(out)]
+        self._commands.run("placement", place)
         document = json.loads((out / "placement.json").read_text(encoding="utf-8"))
         assert isinstance(document, dict)
         return document
@@ -172,27 +172,5 @@ class RealRun:
 
             with told_every(PLAIN_INTERVAL_S, tell):
                 arguments = ["train", "--endpoint", running.endpoint, "--job", name, "--threads", "1"]
-                train(arguments, processes, self._folder, self._left_s())
+                train(arguments, processes, self._folder, self._commands.left_s())
             return step_times(running.reorder_log, name, self._effort.learn_steps)
-
-    def _ran(self, name: str, arguments: list[str]) -> str:
-        """Run a command of `headrace` to its end, saying now and then how far it is; return the last line that it printed."""
-        left_s = self._left_s()
-        progress(f"real run: {name}")
-        with ProcessGroup() as group:
-            process = group.add(Process(name, arguments, self._folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}))
-            with told_every(PLAIN_INTERVAL_S, lambda past_s: progress(f"  {past_s:.0f} s: {_said(process)}")):
-                await_end([process], left_s)
-            return process.last_lines(1)[0]
-
-    def _left_s(self) -> float:
-        """Return the seconds that are left. Raises RuntimeError where none are."""
-        left_s = self._ends_s - time.monotonic()
-        if left_s <= 0.0:
-            raise RuntimeError(f"not done within {self._effort.longest_s:g} s")
-        return left_s
-
-
-def _said(process: Process) -> str:
-    """Return the last line that a process has printed, as much of it as fits a line."""
-    return "".join(process.last_lines(1))[:100] or "no word of it yet"

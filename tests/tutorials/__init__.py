@@ -1,4 +1,4 @@
-"""README.md and the pages of docs/tutorials and docs/coming-from, carried out word for word.
+"""README.md, docs/orchestrate.md and the pages of docs/tutorials and docs/coming-from, carried out word for word.
 
     tutorial_page.py      what a page's blocks are: run, saved in a file, or compared with an output
     tutorial_session.py   one bash, in which the blocks of a page run one after the other

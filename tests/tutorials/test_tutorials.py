@@ -1,4 +1,4 @@
-"""What docs/tutorials says happens."""
+"""What docs/tutorials and docs/orchestrate.md say happens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from headrace.cli.main import _parse
 from tests.tutorials.tutorial_page import ROOT, blocks, headrace_commands
 from tests.tutorials.tutorial_session import run_page
 
-PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+ORCHESTRATE = ROOT / "docs" / "orchestrate.md"  # it is read in a clone
+PAGES = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), ORCHESTRATE]
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_tutorial_does_what_it_says(page: Path, tmp_path: Path) -> None:
-    run_page(page, tmp_path)
+    run_page(page, tmp_path, in_clone=page == ORCHESTRATE)
 
 
 @pytest.mark.integration
@@ -64,4 +65,4 @@ def test_what_goes_wrong_is_told_with_page_and_line(language: str, lines: list[s
     page = tmp_path / "page.md"
     page.write_text("\n".join(["# Page", f"```{language}", *lines, "```", "```text", "a", "b", "```", ""]))
     with pytest.raises(AssertionError, match=rf"^{re.escape(sentence)}"):
-        run_page(page, tmp_path)
+        run_page(page, tmp_path, in_clone=page == ORCHESTRATE)

@@ -17,14 +17,14 @@ from types import TracebackType
 from typing import Self
 
 from release.trial import variables
-from tests.tutorials.tutorial_page import Block, blocks
+from tests.tutorials.tutorial_page import ROOT, Block, blocks
 from tests.wire import free_ports
 
 EMPTY_ENVIRONMENT = "HEADRACE_TEST_EMPTY_ENVIRONMENT"
 """Variable that names a folder of `tests.tutorials.empty_environment`: pages are for somebody who has nothing else. Without it
 they are for a developer, whose environment is that of the tests."""
-PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101)
-"""That the tutorials name."""
+PORTS = (6379, 7070, 7071, 7079, 7100, 7101, 9090, 9091, 9100, 9101, 29500)
+"""That the pages name."""
 COLUMNS = "100"  # of the tables that the pages show
 BLOCK_S = 400.0  # the longest that one block may take on a machine that others use
 END_S = 20.0  # until what still runs is killed
@@ -34,14 +34,17 @@ _LINE_OF_PYTHON = re.compile(r'^  File "<stdin>", line (\d+)', re.MULTILINE)
 
 
 class Session:
-    """A bash of its own process group in an empty folder. What a block starts and leaves running is ended with it."""
+    """A bash of its own process group in a folder of its own. What a block starts and leaves running is ended with it."""
 
-    def __init__(self, folder: Path, ports: Sequence[int] = PORTS) -> None:
-        """`folder`: where the empty one is made. `ports`: those of the page in whose place are free ones."""
+    def __init__(self, folder: Path, ports: Sequence[int] = PORTS, *, in_clone: bool = False) -> None:
+        """`folder`: where its own is made, which is empty. `ports`: those of the page in whose place are free ones. `in_clone`: whether
+        `examples` are there, as in a clone."""
         self._folder = folder / "work"
         self._blocks = folder / "blocks"
         for made in (self._folder, self._blocks):
             made.mkdir()
+        if in_clone:
+            (self._folder / "examples").symlink_to(ROOT / "examples")
         self._ports = dict(zip(map(str, ports), map(str, free_ports(len(ports))), strict=True))
         self._count = 0
         self._bash = subprocess.Popen(
@@ -129,10 +132,10 @@ class Session:
         self._lines.put(None)
 
 
-def run_page(page: Path, folder: Path, *, until: str = "") -> None:
-    """Run the blocks of a page in a new session. `until`: those above this line. Raises AssertionError for the first that does
-    not do what the page says."""
-    with Session(folder) as session:
+def run_page(page: Path, folder: Path, *, until: str = "", in_clone: bool = False) -> None:
+    """Run the blocks of a page in a new session. `until`: those above this line. `in_clone`: where `examples` are. Raises
+    AssertionError for the first that does not do what the page says."""
+    with Session(folder, in_clone=in_clone) as session:
         for block in blocks(page, until=until):
             if block.is_carried_out:
                 session.run(block)

@@ -2,8 +2,8 @@
 
 An LLM has every number of replicas and slices, and of stages those that a stage's whole layers make worth while. The other units
 share the GPUs that are left, each with every width and few numbers of stages, so that their stages take equally long; more GPUs
-never slow them down, so none are left idle but by rounding. So each layout of the LLM stands for the best of what may be beside
-it, and the space grows with the GPUs, not with a power of them.
+never slow them down, so none are left idle that a replica has room on. So each layout of the LLM stands for the best of what may
+be beside it, and the space grows with the GPUs, not with a power of them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ MICROBATCHES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128
 """Numbers of microbatches that are tried, besides that of one sample each."""
 _MOST_STAGES_BESIDE = 8  # of a unit beside the LLM
 _MOST_COMBINATIONS = 64  # of widths and stages of the units beside the LLM
+_MOST_LISTED = 256  # of widths, stages and replicas of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,10 +87,16 @@ def layouts(demand: Demand, *, fitting: bool = True) -> Iterator[Layouts]:
     if not columns.size or not combinations:
         return
     exchanges = {unit.name: _Exchanges(demand, unit) for unit in demand.units}
+    left = demand.cluster.num_gpus - columns.prod(axis=0)
+    replicas = [_dealt(demand, others, combination, left) for combination in combinations]
     most = demand.global_batch
     for count in sorted({*(k for k in MICROBATCHES if k <= most), *_one_sample_each(demand, columns[0])}):
-        dp, tp, pp = columns[:, columns[0] * count <= demand.global_batch]
-        dealt = [_beside(demand, others, combination, (dp, tp, pp), count, limit) for combination in combinations]
+        rows = columns[0] * count <= demand.global_batch
+        of_llm = columns[:, rows]
+        dealt = [
+            _beside(demand, others, combination, (of_llm, left[rows], of_others[:, rows]), count, limit)
+            for combination, of_others in zip(combinations, replicas, strict=True)
+        ]
         parts = [part for part in dealt if part is not None]
         if parts:
             joined = [{unit: np.concatenate([part[i][unit] for part in parts]) for unit in demand.unit_names} for i in range(3)]
@@ -120,49 +127,83 @@ def _one_sample_each(demand: Demand, replicas: Ints) -> set[int]:
 def _combinations(demand: Demand, others: Sequence[UnitDemand]) -> list[tuple[tuple[int, int, int], ...]]:
     """Return (tp, pp, dp) of the units beside the LLM, in all combinations, or those of few stages where these are too many.
 
-    dp: a number of replicas that is allowed, or 0 where any is.
+    dp: a number of replicas that is allowed, or 0 where `_dealt` says it. Several units on few GPUs have every number.
     """
-    most = _MOST_STAGES_BESIDE
+    gpus, most = demand.cluster.num_gpus, _MOST_STAGES_BESIDE
+    is_listed = len(others) > 1
     while True:
         choices = [
             [
                 (tp, pp, dp)
                 for tp in widths(unit, demand.cluster.gpus_per_node)
                 for pp in stage_choices(unit, demand.chunks, most)
-                for dp in unit.only_dp or (0,)
+                for dp in unit.only_dp or (range(1, gpus // (tp * pp) + 1) if is_listed else (0,))
             ]
             for unit in others
         ]
         number = int(np.prod([len(choice) for choice in choices]))
-        if number <= _MOST_COMBINATIONS or most == 1:
+        if is_listed and number > _MOST_LISTED:
+            is_listed = False
+        elif is_listed or number <= _MOST_COMBINATIONS or most == 1:
             return list(itertools.product(*choices))
-        most -= 1
+        else:
+            most -= 1
+
+
+def _dealt(demand: Demand, others: Sequence[UnitDemand], combination: Sequence[tuple[int, int, int]], left: Ints) -> Ints:
+    """Return (u, m) the replicas of the units beside the LLM on (m,) GPUs that it leaves.
+
+    Each has one at least, even where that is too many. They are in proportion to what the units' stages take. Rounding down
+    leaves GPUs for one more of some: the slowest that there is room for. Where a single replica is more than a unit's share, the
+    unit of most replicas has fewer.
+    """
+    if not others:
+        return np.zeros((0, left.size), np.int64)
+    stage_s = np.array(
+        [demand.step_s(unit, tp) * float(time_share(unit, pp)) for unit, (tp, pp, _) in zip(others, combination, strict=True)]
+    )[:, None]
+    sizes = np.array([tp * pp for tp, pp, _ in combination], np.int64)[:, None]
+    given = np.array([dp for _, _, dp in combination], np.int64)[:, None]
+    is_free, units = given == 0, np.arange(len(others))[:, None]
+    work = float((stage_s * sizes)[is_free].sum())
+    rate = (left - int((given * sizes).sum())) / work if work > 0 else left * 0.0
+    replicas: Ints = np.where(is_free, np.maximum(1, (rate * stage_s).astype(np.int64)), given)
+    may_take = np.broadcast_to(is_free, replicas.shape)
+    for _ in others:
+        lacking = np.maximum(0, (replicas * sizes).sum(axis=0) - left)
+        gives = is_free & (units == np.where(is_free, replicas, 0).argmax(axis=0))
+        replicas = np.where(gives, np.maximum(1, replicas - -(-lacking // sizes)), replicas)
+    for _ in others:
+        room = left - (replicas * sizes).sum(axis=0)
+        taking_s = np.where(may_take & (sizes <= room), stage_s / replicas, 0.0)
+        takes = (units == taking_s.argmax(axis=0)) & (taking_s > 0)
+        replicas, may_take = replicas + takes, may_take & ~takes
+    return replicas
 
 
 def _beside(
     demand: Demand,
     others: Sequence[UnitDemand],
     combination: Sequence[tuple[int, int, int]],
-    of_llm: tuple[Ints, Ints, Ints],
+    beside: tuple[Ints, Ints, Ints],
     count: int,
     limit: float,
 ) -> tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]] | None:
-    """Deal the GPUs that the LLM's layouts leave among the other units: dp, tp, pp by unit, (m,) each; None if none fits."""
-    dp, tp, pp = of_llm
-    left = demand.cluster.num_gpus - dp * tp * pp
-    shares = np.array(
-        [demand.step_s(unit, w) * float(time_share(unit, s)) for unit, (w, s, _) in zip(others, combination, strict=True)]
-    )
-    sizes = np.array([w * s for w, s, _ in combination])
-    given = np.array([replicas for _, _, replicas in combination])
-    work = float((shares * sizes)[given == 0].sum())
-    rate = (left - int((given * sizes).sum())) / work if work > 0 else left * 0.0
+    """Return dp, tp, pp by unit, (m,) each, of all units in those layouts that the GPUs and their memory hold; None if none fits.
+
+    beside: (3, m) dp, tp and pp of the LLM, the (m,) GPUs that it leaves, and the (u, m) replicas of the others.
+    """
+    of_llm, left, dealt = beside
     most = demand.global_batch // count  # replicas beyond the samples of a microbatch of all replicas would have none
-    replicas = np.where(given[:, None] > 0, given[:, None], np.clip((rate * shares[:, None]).astype(np.int64), 1, most))
-    fits = ((replicas * sizes[:, None]).sum(axis=0) <= left) & (given.max(initial=0) <= most)
-    for unit, of_unit, (w, s, _) in zip(others, replicas, combination, strict=True):
+    replicas = np.minimum(dealt, most)
+    sizes = np.array([tp * pp for tp, pp, _ in combination])
+    idle = left - (replicas * sizes[:, None]).sum(axis=0)
+    fits = (idle >= 0) & (max((dp for _, _, dp in combination), default=0) <= most)
+    for unit, of_unit, (w, s, dp) in zip(others, replicas, combination, strict=True):
         fits &= state_bytes(unit, of_unit, w, s) <= limit
-    start = np.zeros_like(dp)
+        if dp and unit.only_dp is None:
+            fits &= (idle < w * s) | (of_unit == most)  # else it is slower than with a replica more
+    start = np.zeros_like(left)
     sizes_of = dict(zip((unit.name for unit in others), zip(replicas, combination, strict=True), strict=True))
     found: tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]] = ({}, {}, {})
     for unit in demand.units:

@@ -29,7 +29,7 @@ def every_layout(demand: Demand, placement: Placement, *, nests_generator: bool 
 
 def _apart(demand: Demand) -> Iterator[Candidate]:
     most = demand.cluster.num_gpus - len(demand.units) + 1
-    for grids in itertools.product(*(_grids(demand, unit, most) for unit in demand.units)):
+    for grids in itertools.product(*(unit_grids(demand, unit, most) for unit in demand.units)):
         if sum(grid.gpus for grid in grids) <= demand.cluster.num_gpus and _in_nodes(grids):
             yield from _of_counts(demand, dict(zip(demand.unit_names, grids, strict=True)), "disaggregated")
 
@@ -38,9 +38,9 @@ def _shared(demand: Demand, placement: Placement, *, nests_generator: bool) -> I
     units = {unit.name: unit for unit in demand.units}
     guests = [name for name in units if name != LLM and (name != GENERATOR or nests_generator)]
     apart = [name for name in units if name == GENERATOR and not nests_generator]
-    for llm in _grids(demand, units[LLM], demand.cluster.num_gpus - len(apart)):
-        of_guests = [[one for one in _grids(demand, units[name], llm.gpus) if one.gpus == llm.gpus] for name in guests]
-        others = [_grids(demand, units[name], demand.cluster.num_gpus - llm.gpus) for name in apart]
+    for llm in unit_grids(demand, units[LLM], demand.cluster.num_gpus - len(apart)):
+        of_guests = [[one for one in unit_grids(demand, units[name], llm.gpus) if one.gpus == llm.gpus] for name in guests]
+        others = [unit_grids(demand, units[name], demand.cluster.num_gpus - llm.gpus) for name in apart]
         for grids in itertools.product(*of_guests, *others):
             if _in_nodes([llm, *grids[len(guests) :]]):
                 by_name = {LLM: llm, **dict(zip([*guests, *apart], grids, strict=True))}
@@ -48,7 +48,8 @@ def _shared(demand: Demand, placement: Placement, *, nests_generator: bool) -> I
                 yield from _of_counts(demand, ordered, placement, has_generator=nests_generator)
 
 
-def _grids(demand: Demand, unit: UnitDemand, most_gpus: int) -> list[UnitGrid]:
+def unit_grids(demand: Demand, unit: UnitDemand, most_gpus: int) -> list[UnitGrid]:
+    """Return all grids of a unit on at most so many GPUs, each slice of a layer in a node that slices fill evenly."""
     return [
         UnitGrid(dp=dp, tp=tp, pp=pp)
         for tp in unit.forward_s

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.plan import GENERATOR, LLM
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import step_s
@@ -66,13 +67,25 @@ def test_more_stages_are_worth_while_only_with_fewer_layers_on_the_longest() -> 
     assert stage_counts(12, most=4) == [1, 2, 3, 4]
 
 
+def test_the_llm_s_layouts_leave_no_gpu_idle_and_no_small_unit_without_one() -> None:
+    """Two of three units beside an LLM have a hundredth of a GPU's work each; few enough microbatches have a sample for all."""
+    seconds = {"vision": 1.0, "audio": 1e-4, LLM: 1.0, GENERATOR: 1e-4}
+    units = tuple(unit_of(name, s, layers=1, parameters=1e6, widths=(1,)) for name, s in seconds.items())
+    demand = Demand(units=units, cluster=cluster_of(16), global_batch=256)
+    found = {part.microbatches: part for part in layouts(demand) if part.microbatches <= 4}
+    assert list(found) == [1, 2, 3, 4]
+    for part in found.values():
+        assert sorted(part.dp[LLM]) == list(range(1, 62))
+        assert set(sum(part.dp.values())) == {64}
+
+
 @pytest.mark.parametrize("gpus", [2, 4, 6])
 def test_no_placement_is_estimated_faster_than_the_fastest_of_the_space(gpus: int) -> None:
     demand = uneven(gpus)
     alike = replace(demand, units=tuple(unit_of(u.name, s, layers=3, parameters=1e6, widths=(1, 2)) for u, s in
                                         zip(demand.units, (0.4, 1.0), strict=True)))  # fmt: skip
     brute = min(step_s(alike, candidate, overlapped=True) for candidate in all_candidates(alike))
-    assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-3)
+    assert min(part.step_s.min() for part in layouts(alike)) <= brute * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("dp", "pp"), [(None, None), ([1], None), (None, [2]), ([2], [1])])
@@ -82,7 +95,7 @@ def test_the_answer_is_as_good_as_the_best_of_all_placements(dp: list[int] | Non
     every = [one for one in all_candidates(demand) if allows(demand, one)]
     assert allows(demand, found.best.candidate)
     brute = min(judge(demand, one, found.batches, "entrain").step_s for one in every)
-    assert found.best.step_s <= brute * 1.03
+    assert found.best.step_s <= brute * (1 + 1e-9)
 
 
 @with_examples(20)

@@ -1,4 +1,11 @@
-"""Headrace's search, and Cornstarch's, beside every layout of models of two to four units on four to eight GPUs."""
+"""Headrace's search, and Cornstarch's, beside every layout of models of two to four units on four to eight GPUs.
+
+Cornstarch's is exact by definition: it divides a number of stages so that no division is faster. Headrace's is exact in its
+estimate only. It judges those layouts by simulation that are the best by the estimate, and several in their neighbourhood, and it
+leaves out what its space holds better: GPUs without a unit that another replica has room on, encoders that share the LLM's GPUs
+in unlike grids. So that the best by the judge is among them is no theorem, but holds for all instances below. The one exception
+are colocated ranks, all of which have samples where the search has its way: fewer of them wait a latency less for each other.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +26,8 @@ from tests.unit.reorder_service.planning.orchestration.every_layout import every
 from tests.unit.reorder_service.planning.orchestration.orchestration_world import GIB, cluster_of, unit_of
 
 STRATEGY = "entrain"
-SLACK = 1.03
-"""How much longer a step may be: few microbatches are tried of all numbers, and samples are few."""
+EXACT, COLOCATED = 1 + 1e-9, 1 + 1e-4
+"""How many times as long as the shortest of all a step may be."""
 SECONDS = {"vision": 0.5, "audio": 0.25, LLM: 1.0, GENERATOR: 0.4}
 
 
@@ -60,7 +67,7 @@ def test_the_answer_is_as_good_as_the_best_of_all_layouts(units: Sequence[str], 
     every = [one for nests_generator in nests for one in every_layout(demand, placement, nests_generator=nests_generator)]
     brute = min(judge(demand, one, found.batches, STRATEGY, quick=True).step_s for one in every)
     assert found.best.candidate.placement == placement
-    assert found.best.step_s <= brute * SLACK
+    assert found.best.step_s <= brute * (COLOCATED if placement == "colocated" else EXACT)
 
 
 @pytest.mark.parametrize("units", [("vision", LLM), ("vision", "audio", LLM)])
@@ -72,7 +79,7 @@ def test_the_answer_is_as_good_as_the_best_of_all_placements_where_memory_is_tig
     fitting = [one for one in judged if one.fits]
     assert 0 < len(fitting) < len(judged)
     assert found.best.fits
-    assert found.best.step_s <= min(one.step_s for one in fitting) * SLACK
+    assert found.best.step_s <= min(one.step_s for one in fitting) * EXACT
 
 
 @pytest.mark.parametrize("units", [("vision", LLM), ("vision", "audio", LLM), ("vision", "audio", LLM, GENERATOR)])
@@ -86,4 +93,4 @@ def test_no_division_of_stages_is_faster_than_cornstarchs(units: Sequence[str]) 
         if dp * tp * sum(stages) <= 8
         for grids in [{name: UnitGrid(dp=dp, tp=tp, pp=pp) for name, pp in zip(units, stages, strict=True)}]
     )
-    assert step_s(demand, cornstarch.search(demand)[0]) <= brute * (1 + 1e-3)
+    assert step_s(demand, cornstarch.search(demand)[0]) <= brute * EXACT

@@ -81,12 +81,11 @@ def _replicated(
     """
     samples, limit = demand.global_batch // microbatches, usable_bytes(demand.cluster)
     grids = [
-        UnitGrid(dp=min(gpus // (tp * pp), samples), tp=tp, pp=pp)
+        UnitGrid(dp=replicas, tp=tp, pp=pp)
         for tp in widths(unit, demand.cluster.gpus_per_node)
         for pp in range(1, min(unit.layers, gpus // tp) + 1)
-        if unit.allows(min(gpus // (tp * pp), samples), pp)
+        if unit.allows(replicas := unit.most_replicas(min(gpus // (tp * pp), samples)), pp)
     ]
-
     if not grids:
         return None
     dp, tp, pp = np.array([(grid.dp, grid.tp, grid.pp) for grid in grids]).T
