@@ -37,8 +37,8 @@ class Session:
     """A bash of its own process group in a folder of its own. What a block starts and leaves running is ended with it."""
 
     def __init__(self, folder: Path, ports: Sequence[int] = PORTS, *, in_clone: bool = False) -> None:
-        """`folder`: where its own is made, which is empty. `ports`: those of the page in whose place are free ones. `in_clone`: whether
-        `examples` are there, as in a clone."""
+        """`folder`: where its own is made, which is empty. `ports`: those of the page in whose place are free ones. `in_clone`:
+        whether `examples` are there, as in a clone."""
         self._folder = folder / "work"
         self._blocks = folder / "blocks"
         for made in (self._folder, self._blocks):
