@@ -122,8 +122,9 @@ class Session:
 
     def _say(self, line: str) -> None:
         assert self._bash.stdin is not None
-        self._bash.stdin.write(line + "\n")
-        self._bash.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which whoever reads what it writes is told
+            self._bash.stdin.write(line + "\n")
+            self._bash.stdin.flush()
 
     def _read(self) -> None:
         assert self._bash.stdout is not None
