@@ -179,10 +179,10 @@ bench-preprocess: setup  ## measure preprocessing: codecs, delivery beside other
 bench-loader: setup  ## measure our loader in other libraries' training loops, in groups of processes and after a restart (ten minutes)
 	@$(BIN)/python -m benchmarks.loader
 
-bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (26 minutes)
+bench-recovery: setup  ## measure how soon work and training go on after a loss, beside torchft and a restart from a checkpoint (half an hour)
 	@$(BIN)/python -m benchmarks.recovery
 
-bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (seven minutes)
+bench-pipeline: setup  ## measure EMULATED pipelines beside the simulator, and what runtime and data cost a trainer (ten minutes)
 	@$(BIN)/python -m benchmarks.pipeline
 
 bench-colocated: setup  ## measure plans for ranks that have all units, beside arrival order, LPT and pipeline plans (a minute)

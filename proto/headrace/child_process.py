@@ -30,7 +30,12 @@ def with_parent_death_signal(command: list[str], number: signal.Signals) -> list
 
 def how_ended(exit_code: int) -> str:
     """Return in words how a process has ended, of the exit code that Popen knows: below 0 it is that of a signal."""
-    return f"was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"ended with exit code {exit_code}"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was ended by {signal.Signals(-exit_code).name}"
+    except ValueError:  # most real-time signals have no name
+        return f"was ended by signal {-exit_code}"
 
 
 def last_words(lines: Iterable[str]) -> str:

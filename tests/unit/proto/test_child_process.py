@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -12,10 +13,14 @@ from headrace.child_process import LAST_LINES, how_ended, last_words
 
 @pytest.mark.parametrize(
     ("end", "words"),
-    [("sys.exit(3)", "ended with exit code 3"), ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL")],
+    [
+        ("sys.exit(3)", "ended with exit code 3"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", f"was ended by signal {signal.SIGRTMIN + 1}"),
+    ],
 )
 def test_an_end_is_told_by_exit_code_or_signal(end: str, words: str) -> None:
-    done = subprocess.run([sys.executable, "-S", "-c", f"import os, signal, sys; {end}"], check=False)
+    done = subprocess.run([sys.executable, "-S", "-c", f"import os, signal, sys; {end}"], check=False, timeout=60)
     assert how_ended(done.returncode) == words
 
 
