@@ -59,7 +59,7 @@ def test_two_ranks_that_share_sequences_train_as_one_process_does(calm, spec, tm
     """Each sequence is on as many of them as the plan says, which the data are fetched and exchanged by, too."""
     whole = calm.submit(spec("shared-whole", steps=3, global_batch=3, topology=planned(1, 1)))
     execution = {**FSDP, "units": {"llm": {"cp": "auto"}}}
-    job = calm.submit(spec("shared", steps=3, global_batch=3, topology=planned(2, 1), execution=execution))
+    job = calm.submit(spec("shared-sequences", steps=3, global_batch=3, topology=planned(2, 1), execution=execution))
     alone, logs = losses(trained(calm, tmp_path, whole, 1)[0]), trained(calm, tmp_path, job, 2, "--fsdp")
     with calm.client() as client:
         degrees = [client.show_plan(job, step)[1].degrees for step in range(3)]
