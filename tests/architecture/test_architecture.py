@@ -150,6 +150,28 @@ def test_planning_sees_arrays_and_dataclasses_only() -> None:
     assert {name: modules for name, modules in others.items() if modules} == solver
 
 
+def test_jobs_of_the_cluster_that_tests_share_have_names_of_their_own() -> None:
+    """`calm` keeps the jobs of every test that a worker happens to run: a name that two of them give is refused to the second."""
+    named: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "tests" / "integration").glob("test_*.py")):
+        for test in (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)):
+            if any(argument.arg == "calm" for argument in test.args.args):
+                for name in jobs_named_in(test):
+                    named.setdefault(name, set()).add(f"{path.name}::{test.name}")
+    assert {name: tests for name, tests in named.items() if len(tests) > 1} == {}
+    assert len(named) > 20, "names are found where they are given"
+
+
+def jobs_named_in(test: ast.FunctionDef) -> set[str]:
+    """Names in `spec("NAME", ...)`."""
+    named = set()
+    for node in ast.walk(test):
+        match node:
+            case ast.Call(func=ast.Name(id="spec"), args=[ast.Constant(value=str(name)), *_]):
+                named.add(name)
+    return named
+
+
 def test_no_pickle_anywhere() -> None:
     """Design section 3, invariant 5: Arrow and protobuf only."""
     forbidden = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
