@@ -230,7 +230,7 @@ chaos: setup  ## kill, stop and cut off random processes of a real cluster, and 
 chaos-trainer: setup  ## lose nodes of recoverable jobs, those of two processes first, and compare weights and ledgers (as many cases as ten minutes hold)
 	@$(BIN)/python -m tests.chaos_trainer --minutes 9.5
 
-verify: setup $(VENV)/.compiled $(VENV)/.searches  ## compare pipelines (1,257 cases, each over gloo and over an emulation of NCCL's order, up to two hours), those whose ranks share sequences (120, a quarter of an hour), FSDP ranks (877 cases, a quarter of an hour) and context parallelism (518, a minute) with one process; PART=fsdp alone
+verify: setup $(VENV)/.compiled $(VENV)/.searches  ## compare pipelines (1,257 cases, each over gloo and over an emulation of NCCL's order, an hour), those whose ranks share sequences (120), FSDP ranks (877; these and those twenty minutes each) and context parallelism (518, a minute) with one process; PART=fsdp alone
 	@$(BIN)/python -m tests.verify $(if $(PART),--part $(PART))
 
 # A local version of torch (2.13.0+cpu) becomes the release, which any build of it satisfies; CUDA builds pin their own libraries.
