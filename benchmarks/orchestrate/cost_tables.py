@@ -101,8 +101,7 @@ def _gain_row(name: str, found: Found) -> Row:
     best = found.best
     nearest, judged = min(fitting.items(), key=lambda item: seconds_beside(item[1], best))
     judged_s = seconds_beside(judged, best)
-    ranked = sorted((best, *found.alternatives, *fitting.values()), key=lambda one: seconds_beside(one, best))
-    apart = next(one for one in ranked if one.fits and one.candidate.placement == "disaggregated")
+    apart = found.of_placements["disaggregated"]
     return Row(
         name=f"SIMULATED {name}",
         value=judged_s / best.step_s,

@@ -8,6 +8,7 @@ So are the best layouts of every placement, so that it can be said which placeme
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -15,16 +16,16 @@ from typing import get_args
 import numpy as np
 
 from headrace.plan import LLM
-from headrace.reorder_service.planning.batch import Floats, Ints
+from headrace.reorder_service.planning.batch import Ints
 from headrace.reorder_service.planning.orchestration.bubble_bound import bubble_bound_s
 from headrace.reorder_service.planning.orchestration.candidate import Candidate, Placement, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
-from headrace.reorder_service.planning.orchestration.estimate import fullest_of_layouts, usable_bytes
 from headrace.reorder_service.planning.orchestration.judge import QUICK_STRATEGIES, draw_batches
 from headrace.reorder_service.planning.orchestration.judgement import Judgement, merged, seconds_beside
-from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES, Layouts, layouts
+from headrace.reorder_service.planning.orchestration.layout_shortlist import shortlisted
+from headrace.reorder_service.planning.orchestration.layout_space import MICROBATCHES
 from headrace.reorder_service.planning.orchestration.shared_space import can_be_cut, in_pieces, regridded, shared_candidates
-from headrace.reorder_service.planning.orchestration.simulated_steps import Mapped, SimulatedSteps, sorted_out
+from headrace.reorder_service.planning.orchestration.simulated_steps import OF_PLACEMENT, Mapped, SimulatedSteps, sorted_out
 from headrace.reorder_service.planning.strategies import AUTO, CANDIDATES
 
 NAME = "headrace"
@@ -44,19 +45,13 @@ _FIRST, _NEAR, _FAR = 2, 1.1, 1.5
 """Batches after which only those alternatives are judged further that take no longer than so many times the best, and of large
 global batches what other searches answer no further than up to the latter, and on all batches only up to the former."""
 _VARIED = 5
-"""Of the best candidates of the first round, how many are tried with other numbers of microbatches too."""
-_COLOCATED = 2
-"""Colocated candidates that a round leaves at most."""
+"""Of the best candidates of the first round, how many are tried with other numbers of microbatches too, and so is the best of
+each placement."""
 _SHARED = 8
 """Candidates of each placement with shared GPUs that are judged at all."""
-_LOOKED_AT, _ENOUGH = 4000, 1000
-"""Layouts, the fastest first, of which the memory is estimated: at most, and where enough of them fit."""
-_ROOM = 0.8
-"""Of the memory, by the estimate's means: real microbatches differ, and the fullest is about a quarter fuller."""
 _PIECES, _CUT = (2, 4, 8), 2
 """Pieces of encoders' passes that are tried, and of how many nested candidates: the best after the first round that differ in the
 LLM's grid. Of as many with shared GPUs other slices and stages of the encoders, or of the generator, are tried."""
-_OF_EACH_COUNT = 3  # candidates of every number of microbatches that are taken at least
 
 Advance = Callable[[int], object]
 
@@ -150,8 +145,9 @@ def search(
     rest = [*final[1:], *(one for one in compared if one.candidate.layout not in judged_on_all)]
     rest.sort(key=lambda one: (one.over_bytes, seconds_beside(one, best)))
     of_placements: dict[str, Judgement] = {}
-    for one in (one for one in (best, *rest) if one.candidate.placement in placements):
-        of_placements.setdefault(one.candidate.placement, one)
+    for one in (best, *rest):
+        if one.candidate.placement in placements and (one is best or one.steps_s.size >= len(few)):
+            of_placements.setdefault(one.candidate.placement, one)
     return Found(
         best=best,
         answers=answers,
@@ -173,84 +169,23 @@ def _as_allowed(demand: Demand) -> str:
 def num_judgements(num_others: int, shortlist: int = SHORTLIST) -> int:
     """Return about how many candidates `search` judges in all its rounds, for a progress bar."""
     rounds = sum(left for _, left in _ROUNDS) + (2 + len(_ROUNDS)) * num_others + _FINALISTS + 4 * _VARIED
-    rounds += _CUT * (len(_PIECES) + 8)
-    return shortlist + len(MICROBATCHES) + 3 * _SHARED + (1 + len(_ROUNDS)) * len(PLACEMENTS) + rounds
+    rounds += _CUT * (len(_PIECES) + 8) + 4 * len(PLACEMENTS)
+    return shortlist + len(MICROBATCHES) + 3 * _SHARED + (1 + len(_ROUNDS)) * OF_PLACEMENT * len(PLACEMENTS) + rounds
 
 
 def candidates_of(demand: Demand, most: int, placements: Collection[str]) -> tuple[list[Candidate], int]:
-    """Return at most so many candidates, and the number of layouts that they were chosen from.
-
-    They are those of the Pareto front of estimated seconds and memory, the fastest few of every number of microbatches, and the
-    fastest of the rest, which fit the memory by the estimate; those of other placements come on top. Where nothing fits, they are
-    those that exceed it least.
-    """
+    """Return at most so many disaggregated candidates (`layout_shortlist`) and those of other placements, and the number of
+    layouts that they were chosen from."""
     found: list[Candidate] = []
     num_estimated = 0
     if "disaggregated" in placements:
-        space = list(layouts(demand)) or list(layouts(demand, fitting=False))
-        num_estimated = sum(part.step_s.size for part in space)
-        found = _shortlisted(demand, space, most)
+        found, num_estimated = shortlisted(demand, most, NAME)
     if "colocated" in placements:
         colocated = list(_colocated(demand))
         num_estimated += len(colocated)
         found += colocated
     shared, num_layouts = shared_candidates(demand, min(most, _SHARED), placements, NAME)
     return found + shared, num_estimated + num_layouts
-
-
-def _shortlisted(demand: Demand, space: Sequence[Layouts], most: int) -> list[Candidate]:
-    """Return at most so many of the layouts, the fastest first."""
-    if not space:
-        return []
-    seconds = np.concatenate([part.step_s for part in space])
-    part_of = np.repeat(np.arange(len(space)), [part.step_s.size for part in space])
-    row_of = np.concatenate([np.arange(part.step_s.size) for part in space])
-    limit, taken = usable_bytes(demand.cluster), dict[int, int]()
-    front: list[Candidate] = []
-    of_count: list[Candidate] = []
-    rest: list[Candidate] = []
-    tight: list[tuple[float, Candidate]] = []
-    least = np.inf
-    fastest = _first(seconds, _LOOKED_AT)
-    memories = _memories(demand, space, part_of[fastest], row_of[fastest])
-    for looked_at, (place, memory) in enumerate(zip(fastest.tolist(), memories.tolist(), strict=True)):
-        candidate = space[part_of[place]].candidate(int(row_of[place]), NAME)
-        if memory > _ROOM * limit:
-            tight.append((memory, candidate))
-        elif memory < least:
-            least = memory
-            front.append(candidate)
-        elif taken.get(candidate.microbatches, 0) < _OF_EACH_COUNT:
-            taken[candidate.microbatches] = taken.get(candidate.microbatches, 0) + 1
-            of_count.append(candidate)
-        elif len(rest) < most:
-            rest.append(candidate)
-        elif looked_at >= _ENOUGH:
-            break
-    chosen = [*of_count[: most // 2], *front[: most // 2], *rest][:most]
-    if len(chosen) < most:
-        chosen += [candidate for _, candidate in sorted(tight, key=lambda pair: pair[0])[: most - len(chosen)]]
-    return chosen
-
-
-def _first(seconds: Floats, most: int) -> Ints:
-    """Return the places of the least of (m,) seconds, at most so many, in rising order; of equal ones the first."""
-    if seconds.size > most:
-        among = np.flatnonzero(seconds <= np.partition(seconds, most)[most])
-        return among[np.argsort(seconds[among], kind="stable")[:most]]
-    return np.argsort(seconds, kind="stable")
-
-
-def _memories(demand: Demand, space: Sequence[Layouts], parts: Ints, rows: Ints) -> Floats:
-    """Return the bytes of the fullest GPU of layouts, given by their (m,) parts of the space and rows there."""
-    memories = np.empty(parts.size)
-    for part in np.unique(parts).tolist():
-        own, layouts_of = parts == part, space[part]
-        columns = (
-            {unit: values[rows[own]] for unit, values in one.items()} for one in (layouts_of.dp, layouts_of.tp, layouts_of.pp)
-        )
-        memories[own] = fullest_of_layouts(demand, layouts_of.microbatches, *columns)
-    return memories
 
 
 def _colocated(demand: Demand) -> Iterable[Candidate]:
@@ -266,8 +201,10 @@ def _colocated(demand: Demand) -> Iterable[Candidate]:
 
 
 def _varied(demand: Demand, best: Sequence[Candidate]) -> list[Candidate]:
-    """Return what is near the best candidates, which come first, and what the estimate cannot tell well apart from them."""
-    near = [one for candidate in best[:_VARIED] for one in _neighbours(demand, candidate)]
+    """Return what is near the best candidates, which come first, of all and of each placement, and what the estimate cannot tell
+    well apart from them."""
+    of_placements = {candidate.placement: candidate for candidate in reversed(best)}
+    near = [one for candidate in _together(best[:_VARIED], of_placements.values()) for one in _neighbours(demand, candidate)]
     near += [
         replace(one, search=NAME)
         for candidate in _unlike(one for one in best if one.guests)
@@ -326,21 +263,22 @@ def _compared(
     certain: Collection[str],
     advance: Advance,
 ) -> list[Judgement]:
-    """Judge candidates by the first batches, and by all of them what is near the best, the best of each placement, and what is
-    certain and not far behind: the best first.
+    """Judge candidates by the first batches, and by all of them what is near the best, the best few of each placement, and what
+    is certain and not far behind: the best first.
 
     batches: indices of the first ones, and of all.
     """
     first, every = batches
     found: list[Judgement] = []
-    placements: set[str] = set()
+    taken: Counter[str] = Counter()
     far = _FAR if steps.demand.global_batch > _LARGE else np.inf
     for one in sorted(_judged(steps, candidates, first, strategies, advance, is_apart=False), key=lambda one: one.key):
         best_s = (found[0] if found else one).step_s
-        goes_on = (one.fits and one.step_s <= _NEAR * best_s) or one.candidate.placement not in placements
+        goes_on = (one.fits and one.step_s <= _NEAR * best_s) or taken[one.candidate.placement] < OF_PLACEMENT
         goes_on = goes_on or (one.candidate.layout in certain and one.step_s <= far * best_s)
-        found += _judged(steps, [one.candidate], every if goes_on else first, strategies, int)
-        placements.add(one.candidate.placement)
+        judged = _judged(steps, [one.candidate], every if goes_on else first, strategies, int)
+        found += judged
+        taken[one.candidate.placement] += len(judged)
     return sorted(found, key=lambda one: one.key)
 
 
@@ -371,15 +309,15 @@ def _strategy(steps: SimulatedSteps, candidate: Candidate, strategy: str) -> str
 
 
 def _kept(judged: Sequence[Judgement], most: int) -> list[Candidate]:
-    """Return the first of the judged candidates, and of every placement the best one.
+    """Return the first of the judged candidates, and of every placement the best few.
 
-    Of colocated ones they are few, as these differ in nothing but their microbatches.
+    Of colocated ones these are all, as they differ in nothing but their microbatches.
     """
     kept: list[Candidate] = []
     for one in judged:
         placement = one.candidate.placement
         of_placement = sum(other.placement == placement for other in kept)
-        if of_placement == 0 or (len(kept) < most and (placement != "colocated" or of_placement < _COLOCATED)):
+        if of_placement < OF_PLACEMENT or (len(kept) < most and placement != "colocated"):
             kept.append(one.candidate)
     return kept
 

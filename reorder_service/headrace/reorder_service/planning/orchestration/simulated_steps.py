@@ -21,8 +21,9 @@ _SLACK = 1.05
 _ESTIMATED = 1.15
 """How far behind by its estimate a candidate may be that is judged: steps of real samples take as long as those of mean ones, or
 longer, unless small microbatches fill and drain the pipeline."""
-_OF_PLACEMENT = 3
-"""Candidates of a placement that are judged to the end, so that the best of each is known."""
+OF_PLACEMENT = 3
+"""Candidates of each placement that stay in the search at least, so that the best of each is known: more than one, as batches
+differ."""
 
 
 Mapped = Callable[[Callable[[int], Simulated], Iterable[int]], Iterable[Simulated]]
@@ -112,19 +113,19 @@ def sorted_out(
 ) -> list[Judgement]:
     """Judge candidates quickly by the first `count` batches, and return those that may be among the `left` best, the best first.
 
-    Those are judged first that some steps are known of, and then the most promising. What is behind `left` others that fit is not
-    judged any further, unless its placement has few yet or its layout is one of `certain`; nor is what cannot be run with the
-    demand's schedule.
+    The OF_PLACEMENT best of every placement are among them too. Those are judged first that some steps are known of, and then the
+    most promising. What is behind `left` others that fit, and so many of its own placement, is not judged any further, unless its
+    layout is one of `certain`; nor is what cannot be run with the demand's schedule.
     """
     judged: list[Judgement] = []
     count = min(count, len(steps.batches))
     seen = steps.layouts
     for candidate in sorted(candidates, key=lambda one: (one.layout not in seen, one.estimated_s)):
         try:
-            of_placement = sum(one.fits and one.candidate.placement == candidate.placement for one in judged)
             limits_s = np.full(count, np.inf)
-            if candidate.layout not in certain and of_placement >= _OF_PLACEMENT:
-                limits_s = _seconds_of(judged, count, left)
+            if candidate.layout not in certain:
+                alike = [one for one in judged if one.candidate.placement == candidate.placement]
+                limits_s = np.maximum(_seconds_of(judged, count, left), _seconds_of(alike, count, OF_PLACEMENT))
             if candidate.estimated_s <= _ESTIMATED * limits_s[-1]:
                 found = steps.judged_within(candidate, strategy, _SLACK * limits_s)
                 judged += [] if found is None else [found]

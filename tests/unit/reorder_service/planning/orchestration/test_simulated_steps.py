@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.plan import LLM
-from headrace.reorder_service.planning.orchestration.candidate import Candidate
+from headrace.reorder_service.planning.orchestration.candidate import Candidate, UnitGrid
 from headrace.reorder_service.planning.orchestration.demand import Demand
 from headrace.reorder_service.planning.orchestration.estimate import fullest_bytes, fullest_of_layouts
 from headrace.reorder_service.planning.orchestration.headrace_search import candidates_of, search
@@ -82,6 +82,23 @@ def test_the_first_of_all_are_the_first_of_those_that_are_judged(seed: int) -> N
     assert [one.key for one in judged[:6]] == [one.key for one in every[:6]]
     assert steps.num_simulated < 2 * len(pool), "the others were not judged to the end"
     assert {one.candidate.placement for one in judged} == {one.placement for one in pool}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_best_of_a_placement_is_found_whatever_others_answer_there(seed: int) -> None:
+    """Two candidates are left in all. Three slow answers of other searches are judged in any case, and before all."""
+    demand = demand_of(seed)
+    batches = draw_batches(demand, 2, 0)
+    pool, _ = candidates_of(demand, 30, EVERY)
+    one_gpu = dict.fromkeys(demand.unit_names, UnitGrid(dp=1, tp=1, pp=1))
+    answers = [Candidate(search="slow", grids=one_gpu, microbatches=count) for count in (8, 16, 32)]
+    certain = {one.layout for one in answers}
+    judged = sorted_out(SimulatedSteps(demand, batches, 0), [*pool, *answers], "orchmllm", count=2, left=2, certain=certain)
+    assert certain <= {one.candidate.layout for one in judged}
+    for placement in EVERY:
+        alike = [one for one in pool if one.placement == placement]
+        best_s = min(judge(demand, one, batches, "orchmllm", quick=True).step_s for one in alike)
+        assert min(one.step_s for one in judged if one.candidate.placement == placement) == best_s
 
 
 @pytest.mark.parametrize("seed", [0, 1])
